@@ -1,0 +1,37 @@
+"""Why did the retriever return this document?
+
+`import rag_explain` loads neither torch nor a framework: names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rag_explain.explainer import Explainer
+    from rag_explain.types import Explanation, Factors, Highlight, Hit, Pair, Token
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Explainer": "rag_explain.explainer",
+    "Explanation": "rag_explain.types",
+    "Factors": "rag_explain.types",
+    "Highlight": "rag_explain.types",
+    "Hit": "rag_explain.types",
+    "Pair": "rag_explain.types",
+    "Token": "rag_explain.types",
+}
+
+__all__ = ["Explainer", "Explanation", "Factors", "Highlight", "Hit", "Pair", "Token", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Views of an Explanation: terminal, HTML, notebook, plots."""

@@ -1,0 +1,1 @@
+"""Where the factors of documents are kept: memory, SQLite, and remote tiers."""
