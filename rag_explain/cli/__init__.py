@@ -1,0 +1,39 @@
+"""rag-explain, the command line. Each command is a module with `add(commands)`; heavy imports happen when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rag_explain import __version__
+from rag_explain.cli import demo, explain
+from rag_explain.errors import RagExplainError
+
+_COMMANDS = (explain, demo)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="rag-explain", description="Why did the retriever return this document?"
+    )
+    top.add_argument("--version", action="version", version=f"rag-explain {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; an error made on purpose is one line on stderr and exit code 2."""
+    arguments = parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except RagExplainError as error:
+        print(f"rag-explain: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `rag-explain ... | head`
+        sys.stderr.close()
+        return 1
+    return code

