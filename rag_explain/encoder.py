@@ -52,7 +52,8 @@ class Batch:
 
     def positions(self, index: int) -> Tensor:
         """(n_tokens,) the positions of text `index` that are not padding."""
-        return self.features["attention_mask"][index].nonzero().squeeze(-1)
+        mask: Tensor = self.features["attention_mask"]
+        return mask[index].nonzero().squeeze(-1)
 
     def select(self, indices: Sequence[int]) -> Batch:
         """Some of the texts, with no more padding than they need."""
@@ -98,9 +99,7 @@ class Encoder:
         surrogate: why explanations of this model are not of its own similarity, or None when they are.
     """
 
-    def __init__(
-        self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None
-    ) -> None:
+    def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         self.name = name or model.model_card_data.base_model or type(model).__name__
         self._twin = _twin(model, device)
         self._transformer = _first_module(self._twin)
@@ -134,9 +133,7 @@ class Encoder:
                 [passage.string for passage in passages],
                 prompt=prompt,
                 task=role,
-                processing_kwargs={
-                    "text": {"return_offsets_mapping": True, "return_special_tokens_mask": True}
-                },
+                processing_kwargs={"text": {"return_offsets_mapping": True, "return_special_tokens_mask": True}},
             )
         offsets, special = output.pop("offset_mapping"), output.pop("special_tokens_mask")
         mask = output["attention_mask"]
@@ -170,9 +167,7 @@ class Encoder:
 
     # ------------------------------------------------------------------ tokens to embeddings
 
-    def run(
-        self, batch: Batch, visit: Visitor | None = None, enter: Callable[[str], None] | None = None
-    ) -> Tensor:
+    def run(self, batch: Batch, visit: Visitor | None = None, enter: Callable[[str], None] | None = None) -> Tensor:
         """(D, e): the embeddings of a batch, before the final normalisation.
 
         `visit(k, hidden)` sees the input (D, n, h) of every block and returns what the block is to work on instead;
@@ -226,9 +221,7 @@ class Encoder:
             "lengths": [self._twin.max_seq_length, self._twin.truncate_dim],
             "metric": self.metric,
         }
-        digest = hashlib.blake2b(
-            json.dumps(description, sort_keys=True, default=str).encode(), digest_size=16
-        )
+        digest = hashlib.blake2b(json.dumps(description, sort_keys=True, default=str).encode(), digest_size=16)
         # hashlib lets go of the interpreter lock: large weights are read by several threads at once.
         with ThreadPoolExecutor() as pool:
             for part in pool.map(_tensor_digest, self._twin.state_dict().values()):
@@ -284,9 +277,7 @@ class _Visit:
 
 def _twin(model: SentenceTransformer, device: str | torch.device | None) -> SentenceTransformer:
     if model.get_backend() != "torch":
-        raise UnsupportedModel(
-            f"the model runs on {model.get_backend()}: load it with backend='torch' to explain it"
-        )
+        raise UnsupportedModel(f"the model runs on {model.get_backend()}: load it with backend='torch' to explain it")
     here = next(model.parameters()).device
     shared: dict[int, Any] = {}
     if device is None or _same_device(torch.device(device), here):
@@ -306,7 +297,7 @@ def _same_device(wanted: torch.device, here: torch.device) -> bool:
 
 def _first_module(twin: SentenceTransformer) -> Any:
     """The module that holds the transformer; refused by name when it is something else."""
-    first = twin[0]
+    first: Any = twin[0]
     if not hasattr(first, "auto_model"):
         raise UnsupportedModel(
             f"the model begins with {type(first).__name__}; only models that begin with a Transformer can be explained"
@@ -328,11 +319,7 @@ def _find_blocks(transformer: Any) -> list[nn.Module]:
     if config.model_type == "albert":  # one layer, called again and again
         return [module for module in model.modules() if type(module).__name__ == "AlbertLayer"]
     depth = next(
-        (
-            getattr(config, name)
-            for name in ("num_hidden_layers", "num_layers", "n_layers")
-            if hasattr(config, name)
-        ),
+        (getattr(config, name) for name in ("num_hidden_layers", "num_layers", "n_layers") if hasattr(config, name)),
         None,
     )
     for _, module in model.named_modules():
@@ -398,4 +385,4 @@ def _tensor_digest(tensor: Tensor) -> bytes:
     flat = tensor.detach().cpu().contiguous().flatten()
     header = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     raw = flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8)
-    return hashlib.blake2b(raw.numpy(), key=hashlib.blake2b(header, digest_size=32).digest()).digest()
+    return hashlib.blake2b(raw.numpy().data, key=hashlib.blake2b(header, digest_size=32).digest()).digest()

@@ -32,9 +32,7 @@ def packaged_path() -> Path | None:
     return folder
 
 
-def load(
-    model: str | Path | SentenceTransformer, device: str | None = None
-) -> tuple[SentenceTransformer, str]:
+def load(model: str | Path | SentenceTransformer, device: str | None = None) -> tuple[SentenceTransformer, str]:
     """The model and what to call it, from a name, a folder, or a model that is loaded already."""
     from sentence_transformers import SentenceTransformer
 

@@ -182,9 +182,7 @@ class Explanation:
         matrix = _readonly(self.matrix)
         expected = (len(self.query_tokens) + 1, len(self.document_tokens) + 1)
         if matrix.shape != expected:
-            raise InvalidInput(
-                f"matrix must be {expected}: one row per token and one for the rest, not {matrix.shape}"
-            )
+            raise InvalidInput(f"matrix must be {expected}: one row per token and one for the rest, not {matrix.shape}")
         object.__setattr__(self, "matrix", matrix)
         if self.similarities is not None:
             object.__setattr__(self, "similarities", _readonly(self.similarities))
@@ -216,16 +214,9 @@ class Explanation:
         size = np.abs(self.pairs, dtype=np.float64)
         total = float(size.sum()) or 1.0
         width = max(1, len(self.document_tokens))
-        cells = (
-            divmod(int(flat), width) for flat in np.argsort(-size, axis=None, kind="stable")[: max(0, k)]
-        )
+        cells = (divmod(int(flat), width) for flat in np.argsort(-size, axis=None, kind="stable")[: max(0, k)])
         return [
-            Pair(
-                self.query_tokens[i],
-                self.document_tokens[j],
-                float(self.pairs[i, j]),
-                float(size[i, j]) / total,
-            )
+            Pair(self.query_tokens[i], self.document_tokens[j], float(self.pairs[i, j]), float(size[i, j]) / total)
             for i, j in cells
         ]
 
@@ -261,13 +252,9 @@ class Explanation:
         if self.unit == unit:
             return self
         if self.unit == "sentence":
-            raise InvalidInput(
-                "an explanation by sentences cannot be split into words again: group the original"
-            )
+            raise InvalidInput("an explanation by sentences cannot be split into words again: group the original")
         if self.query is None or self.document is None:
-            raise InvalidInput(
-                "words cannot be found without the texts: group the explanation before dropping them"
-            )
+            raise InvalidInput("words cannot be found without the texts: group the explanation before dropping them")
         query_tokens, rows = _group(self.query_tokens, self.query, word_spans(self.query))
         document_tokens, columns = _group(self.document_tokens, self.document, document_spans(self.document))
         matrix = np.zeros((len(query_tokens) + 1, len(document_tokens) + 1))
@@ -318,19 +305,13 @@ class Explanation:
     def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
         """The inverse of `to_dict`; refuses data of another format or of a newer version."""
         if data.get("format") != FORMAT:
-            raise FormatError(
-                f"this is not an explanation: its format is {data.get('format')!r}, not {FORMAT!r}"
-            )
+            raise FormatError(f"this is not an explanation: its format is {data.get('format')!r}, not {FORMAT!r}")
         if data.get("version") != VERSION:
-            raise FormatError(
-                f"format version {data.get('version')!r} cannot be read: this library reads {VERSION}"
-            )
+            raise FormatError(f"format version {data.get('version')!r} cannot be read: this library reads {VERSION}")
         try:
             similarities = data["similarities"]
             query_tokens = tuple(_token_from_list(item, data["query"]) for item in data["query_tokens"])
-            document_tokens = tuple(
-                _token_from_list(item, data["document"]) for item in data["document_tokens"]
-            )
+            document_tokens = tuple(_token_from_list(item, data["document"]) for item in data["document_tokens"])
             shape = (len(query_tokens) + 1, len(document_tokens) + 1)
             return cls(
                 query=data["query"],
@@ -400,11 +381,7 @@ class Lazy:
     """
 
     def __init__(
-        self,
-        compute: Callable[[], Explanation] | None,
-        *,
-        status: Status = "pending",
-        reason: str | None = None,
+        self, compute: Callable[[], Explanation] | None, *, status: Status = "pending", reason: str | None = None
     ):
         self._compute = compute
         self._lock = threading.Lock()
@@ -456,9 +433,7 @@ class Hit:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     similarity: float | None = None
     gap: float | None = None
-    handle: Lazy = field(
-        default_factory=lambda: Lazy(None, status="skipped", reason="not asked for"), repr=False
-    )
+    handle: Lazy = field(default_factory=lambda: Lazy(None, status="skipped", reason="not asked for"), repr=False)
 
     @property
     def explanation(self) -> Explanation | None:
@@ -502,9 +477,7 @@ def _readonly(array: NDArray[Any]) -> Array:
     return result
 
 
-def _group(
-    tokens: Sequence[Token], text: str, spans: Iterable[Span]
-) -> tuple[tuple[Token, ...], NDArray[np.intp]]:
+def _group(tokens: Sequence[Token], text: str, spans: Iterable[Span]) -> tuple[tuple[Token, ...], NDArray[np.intp]]:
     """The spans that hold at least one token, and for each token the index of its span, or -1 for the rest."""
     spans = list(spans)
     starts = np.array([start for start, _ in spans], dtype=np.intp)

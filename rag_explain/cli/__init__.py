@@ -15,9 +15,7 @@ _COMMANDS = (explain, demo)
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    top = argparse.ArgumentParser(
-        prog="rag-explain", description="Why did the retriever return this document?"
-    )
+    top = argparse.ArgumentParser(prog="rag-explain", description="Why did the retriever return this document?")
     top.add_argument("--version", action="version", version=f"rag-explain {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in _COMMANDS:

@@ -13,13 +13,9 @@ if TYPE_CHECKING:
 
 def add_model_arguments(command: argparse.ArgumentParser) -> None:
     """--model, --method, --layer, --device."""
-    command.add_argument(
-        "--model", default=DEFAULT_MODEL, help="name or folder of a sentence-transformers model"
-    )
+    command.add_argument("--model", default=DEFAULT_MODEL, help="name or folder of a sentence-transformers model")
     command.add_argument("--method", default=None, help="explanation method (default: bilrp)")
-    command.add_argument(
-        "--layer", type=int, default=None, help="attribute to the input of this encoder block"
-    )
+    command.add_argument("--layer", type=int, default=None, help="attribute to the input of this encoder block")
     command.add_argument("--device", default=None, help="where to compute, for example cpu or cuda")
 
 

@@ -33,9 +33,7 @@ class AffineMap:
         for operation in self.operations:
             operation.cast(hidden.dtype)
         self._last_use = _last_use(self.operations, output)
-        self._per_tangent = (
-            _peak(self.operations, self._last_use, source, hidden.shape) * hidden.element_size()
-        )
+        self._per_tangent = _peak(self.operations, self._last_use, source, hidden.shape) * hidden.element_size()
 
     def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
         """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects every bias on the way."""
@@ -123,9 +121,7 @@ def _last_use(operations: Sequence[Operation], output: int) -> list[list[int]]:
     return dying[::-1]
 
 
-def _peak(
-    operations: Sequence[Operation], last_use: Sequence[Sequence[int]], source: int, shape: Sequence[int]
-) -> int:
+def _peak(operations: Sequence[Operation], last_use: Sequence[Sequence[int]], source: int, shape: Sequence[int]) -> int:
     """The largest number of elements alive at once for one tangent; twice the output of a step, for its own scratch."""
     live = {source: count(shape)}
     peak = live[source]

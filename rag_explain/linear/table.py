@@ -43,8 +43,7 @@ def in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     node = rec.find(target)
     twin = getattr(aten, str(func.overloadpacket).removeprefix("aten.").removesuffix("_"), None)
     shared = node is None or any(
-        other.tensor is not target and _memory(other.tensor) == _memory(target)
-        for other in rec.nodes.values()
+        other.tensor is not target and _memory(other.tensor) == _memory(target) for other in rec.nodes.values()
     )
     if shared or twin is None or twin not in TABLE:
         raise UnsupportedOperation(
@@ -85,9 +84,7 @@ def _one(rec: Recorder, source: Any, out: Tensor, kind: type[ops.Operation], **s
         rec.bind(out, Node(out, rec.emit(kind, slot, like=out, **settings), is_statistic=node.is_statistic))
 
 
-@handles(
-    aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten
-)
+@handles(aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten)
 def reshape(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     _one(rec, args[0], out, ops.View, in_shape=tuple(args[0].shape))
 
@@ -109,9 +106,7 @@ def expand(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     _one(rec, args[0], out, ops.Expand, in_shape=tuple(args[0].shape))
 
 
-def _slice(
-    rec: Recorder, source: Tensor, out: Tensor, dim: int, start: int, stop: int, step: int = 1
-) -> None:
+def _slice(rec: Recorder, source: Tensor, out: Tensor, dim: int, start: int, stop: int, step: int = 1) -> None:
     in_shape = tuple(source.shape)
     _one(
         rec,
@@ -196,18 +191,14 @@ def concatenate(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
         if node and slot is None:
             rec.refuse(out, node.poison or "")
             return
-    sizes = tuple(
-        part.shape[dim] if node else -part.shape[dim] for part, node in zip(parts, nodes, strict=True)
-    )
+    sizes = tuple(part.shape[dim] if node else -part.shape[dim] for part, node in zip(parts, nodes, strict=True))
     constant = None
     if any(size < 0 for size in sizes):
         constant = torch.cat(
             [torch.zeros_like(part) if node else part for part, node in zip(parts, nodes, strict=True)], dim
         )
     inputs = [slot for slot in slots if slot is not None]
-    rec.bind(
-        out, Node(out, rec.emit(ops.Concatenate, *inputs, like=out, dim=dim, sizes=sizes, constant=constant))
-    )
+    rec.bind(out, Node(out, rec.emit(ops.Concatenate, *inputs, like=out, dim=dim, sizes=sizes, constant=constant)))
 
 
 @handles(
@@ -300,9 +291,7 @@ def _two_matrices(rec: Recorder, a: Node, b: Node, out: Tensor, constant: Tensor
     first = rec.emit(ops.MixRight, left, like=out, matrix=b.tensor * share)
     second = rec.emit(ops.MixLeft, right, like=out, matrix=a.tensor * share)
     shape = tuple(out.shape)
-    slot = rec.emit(
-        ops.Sum, first, second, like=out, in_shapes=(shape, shape), signs=(1.0, 1.0), constant=constant
-    )
+    slot = rec.emit(ops.Sum, first, second, like=out, in_shapes=(shape, shape), signs=(1.0, 1.0), constant=constant)
     rec.bind(out, Node(out, slot))
 
 
@@ -318,9 +307,7 @@ def add(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         signs = (1.0, -float(weight))
     else:
         signs = (1.0, float(-weight if "sub" in str(func.overloadpacket) else weight))
-    if _combine(
-        rec, left, right, out, lambda x, y: x * signs[0] + y * signs[1], f"({{}}{signs[1]:+g}*{{}})", signs
-    ):
+    if _combine(rec, left, right, out, lambda x, y: x * signs[0] + y * signs[1], f"({{}}{signs[1]:+g}*{{}})", signs):
         return
     _sum(rec, [left, right], signs, out)
 
@@ -394,9 +381,7 @@ def _apply(
         assert slot is not None
         source = node.tensor
         if slope is not None:
-            slot = rec.emit(
-                ops.Scale, slot, like=out, in_shape=tuple(source.shape), factor=out.new_tensor(slope)
-            )
+            slot = rec.emit(ops.Scale, slot, like=out, in_shape=tuple(source.shape), factor=out.new_tensor(slope))
         else:
             slot = rec.emit_later(slot, lambda: derivative(step, source), source, out)
         rec.bind(out, Node(out, slot))

@@ -119,9 +119,7 @@ class Recorder:
         """The affine map from the marked hidden state to `embedding` (D, e)."""
         node = self.nodes.get(id(embedding))
         if self._source is None or self._source.slot is None or node is None:
-            raise UnsupportedOperation(
-                "the embedding does not depend on the tokens in a way that could be followed"
-            )
+            raise UnsupportedOperation("the embedding does not depend on the tokens in a way that could be followed")
         output = self.resolve(node)
         if output is None:
             raise UnsupportedOperation(f"this encoder cannot be explained exactly: {node.poison}")
@@ -188,9 +186,7 @@ class Recorder:
             return
         at_zero = float(function.function(torch.zeros((), dtype=torch.float64)))
         if not abs(at_zero) < 1e-12:
-            node.poison = (
-                f"the activation {function.key} is {at_zero:.3g} at zero, so it is no multiple of its input"
-            )
+            node.poison = f"the activation {function.key} is {at_zero:.3g} at zero, so it is no multiple of its input"
             return
         node.slot = self.emit_later(base, lambda: _ratio(function, value, source), source, value)
 
@@ -230,9 +226,7 @@ class _Listener(TorchDispatchMode):
 
         kwargs = kwargs or {}
         nodes = self.recorder.nodes
-        if not nodes or not any(
-            id(leaf) in nodes for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)
-        ):
+        if not nodes or not any(id(leaf) in nodes for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             return in_place(self.recorder, func, args, kwargs)
@@ -270,11 +264,7 @@ def _attention(
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~causal, float("-inf"))
     if attn_mask is not None:
-        scores = (
-            scores.masked_fill(~attn_mask, float("-inf"))
-            if attn_mask.dtype == torch.bool
-            else scores + attn_mask
-        )
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
     weights = torch.softmax(scores, dim=-1)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         # A padded position may be allowed to see nothing at all; the fused kernels give zeros there.

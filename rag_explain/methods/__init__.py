@@ -23,9 +23,7 @@ def make(name: str | None, encoder: Encoder, layer: int | None, options: dict[st
     known = [option for option in inspect.signature(method).parameters if option not in ("encoder", "layer")]
     for option in options:
         if option not in known:
-            raise InvalidInput(
-                f"{name} has no option {option!r}; its options are: {', '.join(known) or 'none'}"
-            )
+            raise InvalidInput(f"{name} has no option {option!r}; its options are: {', '.join(known) or 'none'}")
     return method(encoder, layer, **options)
 
 

@@ -42,9 +42,7 @@ class Method(ABC):
         self.layer = self._default_layer() if layer is None else layer
         self.budget = budget
         if not 0 <= self.layer < encoder.blocks:
-            raise InvalidInput(
-                f"layer must be between 0 and {encoder.blocks - 1} for this encoder, not {self.layer}"
-            )
+            raise InvalidInput(f"layer must be between 0 and {encoder.blocks - 1} for this encoder, not {self.layer}")
 
     def _default_layer(self) -> int:
         return 0

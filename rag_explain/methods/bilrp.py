@@ -38,9 +38,7 @@ def freeze(encoder: Encoder, batch: Batch, layer: int, rules: Rules) -> AffineMa
 
         def visit(block: int, hidden: Tensor) -> Tensor:
             if block == layer:
-                hidden = (
-                    hidden.clone()
-                )  # what other parts of the model do to the original is not the block's business
+                hidden = hidden.clone()  # what other parts of the model do to the original is not the block's business
                 recorder.mark(hidden)
             return hidden
 
@@ -81,9 +79,7 @@ class FrozenMethod(Method):
             own = tokens[:, index, batch.positions(index)]
             matrix = torch.cat([own, rest[:, index, None]], dim=1) / norms[index]
             result.append(
-                ColdDocument(
-                    batch.tokens[index], to_numpy(matrix), float(scores[index]), batch.truncated[index]
-                )
+                ColdDocument(batch.tokens[index], to_numpy(matrix), float(scores[index]), batch.truncated[index])
             )
         return result
 
