@@ -110,7 +110,7 @@ class Encoder:
         self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
         for block in _find_blocks(self._transformer):
             block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
-        similarity = model.similarity_fn_name
+        similarity = self._twin.similarity_fn_name  # asking sets a default: not on the caller's model
         self.metric = "dot" if similarity == "dot" else "cosine"
         self.surrogate: str | None = None
         if similarity in ("euclidean", "manhattan"):
