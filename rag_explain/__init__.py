@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
-    from rag_explain.types import Explanation, Factors, Highlight, Hit, Pair, Token
+    from rag_explain.types import Explanation, Factors, Highlight, Hit, Hits, Pair, Token
 
 __version__ = "0.1.0"
 
@@ -20,11 +20,12 @@ _HOME = {
     "Factors": "rag_explain.types",
     "Highlight": "rag_explain.types",
     "Hit": "rag_explain.types",
+    "Hits": "rag_explain.types",
     "Pair": "rag_explain.types",
     "Token": "rag_explain.types",
 }
 
-__all__ = ["Explainer", "Explanation", "Factors", "Highlight", "Hit", "Pair", "Token", "__version__"]
+__all__ = ["Explainer", "Explanation", "Factors", "Highlight", "Hit", "Hits", "Pair", "Token", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Where words and sentences begin and end in a text: the one place that decides it.
+"""Where words and sentences begin and end, and which tokens belong to them: the one place that decides it.
 
 Tokens are grouped by the characters they cover, never by the marks of one tokenizer ("##", "Ġ", "▁"), so that
 WordPiece, BPE and SentencePiece give the same words.
@@ -6,15 +6,40 @@ WordPiece, BPE and SentencePiece give the same words.
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import regex
 
 Span = tuple[int, int]
 
-# Scripts written without spaces: every character is a word of its own, as in BERT's own tokenizer.
-_UNSPACED = (
-    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+# Scripts written without spaces between words. Only a dictionary knows where a word ends there, so a word is
+# one character with its marks, or as many of them as one token of the encoder covers (see `group`).
+_UNSPACED = r"[\p{Han}\p{Hiragana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
+# The joiners shape the letters around them (Persian, Hindi); they never end a word.
+_LETTER = rf"(?:(?!{_UNSPACED})[\p{{L}}\p{{N}}\p{{M}}_\u200c\u200d])"
+_WORD = regex.compile(
+    rf"(?:\p{{Katakana}}|ー)+"
+    rf"|{_UNSPACED}\p{{M}}*"
+    rf"|(?!\p{{Katakana}}){_LETTER}+(?:(?:['’\-.]|(?<=\p{{N}}),(?=\p{{N}})){_LETTER}+)*"
+    rf"|(?=\p{{Extended_Pictographic}}|\p{{Regional_Indicator}})\X"
+    rf"|(?:(?!\p{{Extended_Pictographic}}|\p{{Regional_Indicator}})[^\p{{L}}\p{{N}}\p{{M}}_\s])+\p{{M}}*"
 )
-_WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w)+(?:['’\-.](?:(?![{_UNSPACED}])\w)+)*|[^\w\s]+")
+
+_END = regex.compile(
+    r"[.!?…؟۔।॥]+[\"'”’»)\]]*(?=\s|$)"  # a mark that a blank follows
+    r"|[。！？｡]+[」』”’）]*"  # a full-width mark needs none
+    r"|\n[^\S\n]*(?=\n)"  # an empty line
+    r"|\n(?=\s*(?:[-*•–#|>]|\d+[.)])\s)"  # the next item of a list, a heading, a row of a table
+)
+# A full stop after these, after a single capital or a list item's number, or before a small letter ends none.
+_ABBREVIATIONS = regex.compile(
+    r"(?i:mrs?|ms|dr|prof|st|sr|jr|vs|cf|al|figs?|eqs?|nos?|vol|pp|sec|approx|inc|ltd|co|corp|dept|est"
+    r"|e\.g|i\.e|u\.s|u\.k|a\.m|p\.m|ph\.d|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)"
+)
+_LAST_WORD = regex.compile(r"[\p{L}\p{M}.]*$")
+_ITEM_NUMBER = regex.compile(r"(?:^|\n)[^\S\n]*\d+$")
+_NEXT = regex.compile(r"\s*(\p{Ll})?")
 
 
 def word_spans(text: str) -> list[Span]:
@@ -23,14 +48,72 @@ def word_spans(text: str) -> list[Span]:
 
 
 def sentence_spans(text: str) -> list[Span]:
-    """Character spans of the sentences of `text`, in order, without the blanks around them."""
+    """Character spans of the sentences of `text`, in order, not overlapping, without blanks around them."""
     spans: list[Span] = []
     start = 0
-    for match in re.finditer(r"[.!?]+[\"'”’)\]]*(?=\s|$)|[。！？]+[」』”’]*|\n\s*", text):
-        spans.append((start, match.end()))
-        start = match.end()
+    for match in _END.finditer(text):
+        if not _is_abbreviation(text, match.start(), match.end()):
+            spans.append((start, match.end()))
+            start = match.end()
     spans.append((start, len(text)))
     return [trimmed for span in spans if (trimmed := _trim(text, span))]
+
+
+def group(
+    tokens: Sequence[Span], spans: Sequence[Span], *, join: bool, clip: bool
+) -> tuple[list[Span], list[int]]:
+    """Which of `spans` each token belongs to. A token (a, a) belongs to none.
+
+    A token belongs to the span it shares most characters with, the first of them on a tie. With `join`, spans
+    that one token covers together become one span instead: half a token cannot be told from the other half.
+    With `clip`, a span that the tokens cover only in part ends where they do: the encoder read no further.
+
+    Returns the spans that hold at least one token, in order, and for each token the index of its span or -1.
+    """
+    starts = [start for start, _ in spans]
+    touched: list[range] = []
+    for start, end in tokens:
+        first = max(0, bisect_right(starts, start) - 1)
+        if first < len(spans) and spans[first][1] <= start:
+            first += 1
+        last = bisect_right(starts, end - 1) - 1
+        touched.append(range(first, last + 1) if end > start else range(0))
+    # With `join`, head[i] is the first of the spans that span i has grown together with.
+    head = list(range(len(spans)))
+    if join:
+        for covered in touched:
+            for i in covered[1:]:
+                head[i] = min(head[i], i - 1)
+        for i in range(len(spans)):
+            head[i] = head[head[i]]
+    best: list[int] = []
+    for (start, end), covered in zip(tokens, touched, strict=True):
+        shared = [min(end, spans[i][1]) - max(start, spans[i][0]) for i in covered]
+        best.append(head[covered[shared.index(max(shared))]] if shared else -1)
+    kept = sorted(set(best) - {-1})
+    ends = {head[i]: spans[i][1] for i in range(len(spans))}
+    number = {span: k for k, span in enumerate(kept)}
+    found = [(spans[i][0], ends[i]) for i in kept]
+    if clip and found:
+        first = min(start for start, end in tokens if start < end)
+        last = max(end for start, end in tokens if start < end)
+        found = [(max(start, first), min(end, last)) for start, end in found]
+    return found, [number.get(i, -1) for i in best]
+
+
+def _is_abbreviation(text: str, start: int, end: int) -> bool:
+    if text[start:end] != ".":
+        return False
+    following = _NEXT.match(text, end)
+    if following is not None and following[1] is not None:
+        return True
+    # No word is longer than this; looking back further would make long texts slow.
+    before = text[max(0, start - 24) : start]
+    if _ITEM_NUMBER.search(before):
+        return True
+    found = _LAST_WORD.search(before)
+    word = found[0] if found is not None else ""
+    return _ABBREVIATIONS.fullmatch(word) is not None or (len(word) == 1 and word != "I" and word.isupper())
 
 
 def _trim(text: str, span: Span) -> Span | None:

@@ -1,26 +1,33 @@
 """The nouns of the library: Token, Factors, Explanation, Pair, Hit.
 
-All are frozen and hold numpy arrays that are read-only, so that one object can be shared by threads, caches and logs.
+All are frozen and hold numpy arrays that are read-only: threads, caches and logs can share one object.
 Nothing here is normalised: every number is in score units, and scaling for colours belongs to rendering.
 """
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.errors import FormatError, InvalidInput
-from rag_explain.segments import Span, sentence_spans, word_spans
+from rag_explain.errors import InvalidInput
+from rag_explain.frozen import Frozen, frozen, readonly
+from rag_explain.plain import (
+    explanation_from_dict,
+    explanation_from_json,
+    explanation_to_dict,
+    plain,
+    to_json,
+)
+from rag_explain.segments import Span, group, sentence_spans, word_spans
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import RenderableType
 
 Part = Literal["text", "special", "prompt", "metadata"]
@@ -29,16 +36,13 @@ Role = Literal["query", "document"]
 Status = Literal["ready", "pending", "skipped", "failed"]
 Array = NDArray[np.float32]
 
-FORMAT = "rag_explain.explanation"
-VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Token:
     """One token, word or sentence of a text, and where it stands in the caller's own string.
 
-    `text` is the caller's `text[start:end]`. A token that is not part of the caller's text (a special token, a
-    prompt, metadata put in front of the text) has `start == end` and an empty `text`; `piece` still names it.
+    `text` is the caller's `text[start:end]`. A token that is not part of the caller's text (a special token,
+    a prompt, metadata put in front) has `start == end` and an empty `text`; `piece` still names it.
     """
 
     text: str
@@ -51,6 +55,10 @@ class Token:
     def label(self) -> str:
         """What to show a person: the text where there is some, else the vocabulary piece."""
         return self.text or self.piece
+
+    def without_text(self) -> Token:
+        """The same token where text is not kept: only special tokens keep their name."""
+        return Token("", self.start, self.end, self.part, self.piece if self.part == "special" else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ class Embedded:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Factors:
+class Factors(Frozen):
     """One text's half of every explanation: `embedding = rows.sum(0) + rest`, up to `error`.
 
     Attributes:
@@ -104,17 +112,18 @@ class Factors:
     references: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        rows = _readonly(self.rows)
+        rows = readonly(self.rows)
         if rows.ndim != 2 or rows.shape[0] != len(self.tokens):
             raise InvalidInput(f"rows must be ({len(self.tokens)}, h), one row per token, not {rows.shape}")
         for name in ("rest", "embedding"):
-            vector = _readonly(getattr(self, name))
+            vector = readonly(getattr(self, name))
             if vector.shape != (rows.shape[1],):
                 raise InvalidInput(f"{name} must be ({rows.shape[1]},), not {vector.shape}")
             object.__setattr__(self, name, vector)
         object.__setattr__(self, "rows", rows)
         object.__setattr__(self, "tokens", tuple(self.tokens))
-        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+        for name in ("settings", "references"):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
 
     def __repr__(self) -> str:
         n, h = self.rows.shape
@@ -145,18 +154,18 @@ class Highlight:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Explanation:
+class Explanation(Frozen):
     """Why a document scored what it did for a query.
 
     Attributes:
         query, document: the caller's own strings; None where text is not kept.
-        matrix: (n_q + 1, n_d + 1) float32 in score units; the last row and column belong to the rest, which no token owns.
+        matrix: (n_q + 1, n_d + 1) float32 in score units; last row and column: the rest, which no token owns.
         score: the encoder's own similarity, computed apart from the matrix.
         additive: whether the matrix is meant to sum to the score.
         references: reference similarities of integrated Jacobians, which tell how far they can be trusted.
         similarities: (n_q, n_d) cosines of all token pairs, for alignment methods.
         surrogate: why what is explained is not what the retriever scored, or None when it is.
-        truncated: the sides ("query", "document") of which the encoder saw only the beginning; empty when it saw all.
+        truncated: the sides ("query", "document") of which the encoder saw only a part.
         provenance: which path served this explanation and what it cost.
     """
 
@@ -179,17 +188,29 @@ class Explanation:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        matrix = _readonly(self.matrix)
+        matrix = readonly(self.matrix)
         expected = (len(self.query_tokens) + 1, len(self.document_tokens) + 1)
         if matrix.shape != expected:
-            raise InvalidInput(f"matrix must be {expected}: one row per token and one for the rest, not {matrix.shape}")
+            raise InvalidInput(
+                f"matrix must be {expected}: one row per token and one for the rest, not {matrix.shape}"
+            )
+        if not np.isfinite(matrix).all() or not np.isfinite(self.score):
+            raise InvalidInput(
+                "the matrix or the score holds NaN or infinity: the encoder's output is not usable"
+            )
         object.__setattr__(self, "matrix", matrix)
         if self.similarities is not None:
-            object.__setattr__(self, "similarities", _readonly(self.similarities))
-        for name in ("query_tokens", "document_tokens", "truncated"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("settings", "provenance"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+            object.__setattr__(self, "similarities", readonly(self.similarities))
+        object.__setattr__(self, "truncated", tuple(self.truncated))
+        for side in ("query", "document"):
+            tokens = tuple(getattr(self, f"{side}_tokens"))
+            # A text that is not kept must not live on in its tokens.
+            kept = (
+                tokens if getattr(self, side) is not None else tuple(token.without_text() for token in tokens)
+            )
+            object.__setattr__(self, f"{side}_tokens", kept)
+        for name in ("settings", "provenance", "references"):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
         object.__setattr__(self, "score", float(self.score))
 
     # ------------------------------------------------------------------ what it says
@@ -201,12 +222,12 @@ class Explanation:
 
     @property
     def gap(self) -> float | None:
-        """score - matrix.sum(): zero up to rounding when the explanation is exact. None when it is not additive."""
+        """score - matrix.sum(): zero up to rounding when the explanation is exact; None when not additive."""
         return self.score - float(self.matrix.sum(dtype=np.float64)) if self.additive else None
 
     @property
     def unattributed(self) -> float:
-        """score - pairs.sum(): what no pair of tokens of this unit carries (biases, and in word units special tokens)."""
+        """score - pairs.sum(): what no pair of this unit carries (biases; by words also special tokens)."""
         return self.score - float(self.pairs.sum(dtype=np.float64))
 
     def top_pairs(self, k: int = 10) -> list[Pair]:
@@ -214,19 +235,28 @@ class Explanation:
         size = np.abs(self.pairs, dtype=np.float64)
         total = float(size.sum()) or 1.0
         width = max(1, len(self.document_tokens))
-        cells = (divmod(int(flat), width) for flat in np.argsort(-size, axis=None, kind="stable")[: max(0, k)])
+        cells = (
+            divmod(int(flat), width) for flat in np.argsort(-size, axis=None, kind="stable")[: max(0, k)]
+        )
         return [
-            Pair(self.query_tokens[i], self.document_tokens[j], float(self.pairs[i, j]), float(size[i, j]) / total)
+            Pair(
+                self.query_tokens[i],
+                self.document_tokens[j],
+                float(self.pairs[i, j]),
+                float(size[i, j]) / total,
+            )
             for i, j in cells
         ]
 
     def document_saliency(self) -> Array:
         """(n_d,): what each document token carries over all query tokens, in score units."""
-        return self.pairs.sum(axis=0)
+        saliency: Array = self.pairs.sum(axis=0)
+        return saliency
 
     def query_saliency(self) -> Array:
         """(n_q,): what each query token carries over all document tokens, in score units."""
-        return self.pairs.sum(axis=1)
+        saliency: Array = self.pairs.sum(axis=1)
+        return saliency
 
     def highlights(self, k: int = 5) -> list[Highlight]:
         """The k pieces of the document that carry most, with their character offsets; largest first."""
@@ -241,7 +271,7 @@ class Explanation:
     # ------------------------------------------------------------------ coarser units
 
     def by_word(self) -> Explanation:
-        """The same explanation by words: pieces of a word are summed, special tokens and prompts go to the rest."""
+        """The same explanation by words: pieces are summed; special tokens and prompts go to the rest."""
         return self._grouped("word", word_spans)
 
     def by_sentence(self) -> Explanation:
@@ -252,11 +282,17 @@ class Explanation:
         if self.unit == unit:
             return self
         if self.unit == "sentence":
-            raise InvalidInput("an explanation by sentences cannot be split into words again: group the original")
+            raise InvalidInput(
+                "an explanation by sentences cannot be split into words again: group the original"
+            )
         if self.query is None or self.document is None:
-            raise InvalidInput("words cannot be found without the texts: group the explanation before dropping them")
-        query_tokens, rows = _group(self.query_tokens, self.query, word_spans(self.query))
-        document_tokens, columns = _group(self.document_tokens, self.document, document_spans(self.document))
+            raise InvalidInput(
+                "words cannot be found without the texts: group the explanation before dropping them"
+            )
+        query_tokens, rows = _group(self.query_tokens, self.query, word_spans, "query" in self.truncated)
+        document_tokens, columns = _group(
+            self.document_tokens, self.document, document_spans, "document" in self.truncated
+        )
         matrix = np.zeros((len(query_tokens) + 1, len(document_tokens) + 1))
         np.add.at(matrix, (np.append(rows, -1)[:, None], np.append(columns, -1)[None, :]), self.matrix)
         similarities = None
@@ -277,74 +313,21 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything that `from_dict` needs, with the format's version."""
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "query": self.query,
-            "document": self.document,
-            "query_tokens": [_token_to_list(token) for token in self.query_tokens],
-            "document_tokens": [_token_to_list(token) for token in self.document_tokens],
-            "matrix": self.matrix.tolist(),
-            "score": self.score,
-            "gap": self.gap,
-            "unattributed": self.unattributed,
-            "additive": self.additive,
-            "unit": self.unit,
-            "method": self.method,
-            "settings": dict(self.settings),
-            "model": self.model,
-            "fingerprint": self.fingerprint,
-            "references": None if self.references is None else dict(self.references),
-            "similarities": None if self.similarities is None else self.similarities.tolist(),
-            "surrogate": self.surrogate,
-            "truncated": list(self.truncated),
-            "provenance": dict(self.provenance),
-        }
+        return explanation_to_dict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
-        """The inverse of `to_dict`; refuses data of another format or of a newer version."""
-        if data.get("format") != FORMAT:
-            raise FormatError(f"this is not an explanation: its format is {data.get('format')!r}, not {FORMAT!r}")
-        if data.get("version") != VERSION:
-            raise FormatError(f"format version {data.get('version')!r} cannot be read: this library reads {VERSION}")
-        try:
-            similarities = data["similarities"]
-            query_tokens = tuple(_token_from_list(item, data["query"]) for item in data["query_tokens"])
-            document_tokens = tuple(_token_from_list(item, data["document"]) for item in data["document_tokens"])
-            shape = (len(query_tokens) + 1, len(document_tokens) + 1)
-            return cls(
-                query=data["query"],
-                document=data["document"],
-                query_tokens=query_tokens,
-                document_tokens=document_tokens,
-                matrix=np.asarray(data["matrix"], dtype=np.float32).reshape(shape),
-                score=data["score"],
-                method=data["method"],
-                additive=data["additive"],
-                unit=data["unit"],
-                settings=data["settings"],
-                model=data["model"],
-                fingerprint=data["fingerprint"],
-                references=data["references"],
-                similarities=None
-                if similarities is None
-                else np.asarray(similarities, dtype=np.float32).reshape(shape[0] - 1, shape[1] - 1),
-                surrogate=data["surrogate"],
-                truncated=data["truncated"],
-                provenance=data["provenance"],
-            )
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise FormatError(f"the explanation is damaged: {error!r}") from error
+        """The inverse of `to_dict`; refuses data of another format or of another version."""
+        return explanation_from_dict(data)
 
     def to_json(self) -> str:
         """`to_dict` as one line of JSON."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+        return to_json(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Explanation:
         """The inverse of `to_json`."""
-        return cls.from_dict(json.loads(text))
+        return explanation_from_json(text)
 
     # ------------------------------------------------------------------ looking at it
 
@@ -353,6 +336,14 @@ class Explanation:
         from rag_explain.render.html import write_page
 
         return write_page([self], path)
+
+    def plot(
+        self, kind: Literal["heatmap", "connections"] = "heatmap", path: str | Path | None = None
+    ) -> Figure:
+        """A figure for a paper; also saved to `path` (.png, .svg, .pdf) when one is given. Extra: `plot`."""
+        from rag_explain.render.plot import plot
+
+        return plot(self, kind, path)
 
     def _repr_html_(self) -> str:
         from rag_explain.render.html import fragment
@@ -381,7 +372,11 @@ class Lazy:
     """
 
     def __init__(
-        self, compute: Callable[[], Explanation] | None, *, status: Status = "pending", reason: str | None = None
+        self,
+        compute: Callable[[], Explanation] | None,
+        *,
+        status: Status = "pending",
+        reason: str | None = None,
     ):
         self._compute = compute
         self._lock = threading.Lock()
@@ -395,6 +390,14 @@ class Lazy:
         lazy = cls(None, status="ready")
         lazy._explanation = explanation
         return lazy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lazy:
+        return self  # frameworks copy their documents; a copy is the same promise, kept once
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.status == "pending":  # the computation cannot leave the process
+            return _lazy, ("skipped", "it was not computed before the hit was pickled", None)
+        return _lazy, (self.status, self.reason, self._explanation)
 
     def get(self) -> Explanation | None:
         """The explanation, computed now if nobody asked before; None when skipped or failed."""
@@ -417,12 +420,12 @@ class Lazy:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Hit:
-    """A retrieved document: the index's own score, the exact similarity beside it, and the explanation on demand.
+    """A retrieved document: the index's own score, the exact similarity, and the explanation on demand.
 
     Attributes:
         score: what the index returned, in the index's own metric.
         similarity: the exact similarity recomputed from the encoder, or None where it was not.
-        gap: index score (as a similarity) - recomputed similarity: zero up to rounding when the scorer is this encoder.
+        gap: index score (as a similarity) - similarity: zero up to rounding when the scorer is this encoder.
     """
 
     id: str
@@ -433,7 +436,9 @@ class Hit:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     similarity: float | None = None
     gap: float | None = None
-    handle: Lazy = field(default_factory=lambda: Lazy(None, status="skipped", reason="not asked for"), repr=False)
+    handle: Lazy = field(
+        default_factory=lambda: Lazy(None, status="skipped", reason="not asked for"), repr=False
+    )
 
     @property
     def explanation(self) -> Explanation | None:
@@ -456,7 +461,7 @@ class Hit:
         return {
             "id": self.id,
             "text": self.text,
-            "metadata": dict(self.metadata),
+            "metadata": plain(self.metadata),
             "rank": self.rank,
             "score": self.score,
             "metric": self.metric,
@@ -468,36 +473,39 @@ class Hit:
         }
 
 
-def _readonly(array: NDArray[Any]) -> Array:
-    """`array` as float32 that nobody can write to; a copy only where the caller could still write to it."""
-    result = np.asarray(array, dtype=np.float32)
-    if result.flags.writeable:
-        result = result.copy() if result is array or result.base is not None else result
-        result.flags.writeable = False
-    return result
+class Hits(tuple[Hit, ...]):
+    """What a search returns: a tuple of hits that shows why in a notebook, a terminal and a page.
+
+    Looking at the hits computes the explanations that are pending; `repr` never does.
+    """
+
+    __slots__ = ()
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A self-contained page, one colour scale for all hits; also written to `path` when one is given."""
+        from rag_explain.render.html import write_page
+
+        return write_page(self, path)
+
+    def _repr_html_(self) -> str:
+        from rag_explain.render.html import fragment
+
+        return fragment(self)
+
+    def __rich__(self) -> RenderableType:
+        from rag_explain.render.terminal import hits_view
+
+        return hits_view(self)
 
 
-def _group(tokens: Sequence[Token], text: str, spans: Iterable[Span]) -> tuple[tuple[Token, ...], NDArray[np.intp]]:
-    """The spans that hold at least one token, and for each token the index of its span, or -1 for the rest."""
-    spans = list(spans)
-    starts = np.array([start for start, _ in spans], dtype=np.intp)
-    kept: dict[int, int] = {}
-    index = np.full(len(tokens), -1, dtype=np.intp)
-    for position, token in enumerate(tokens):
-        if token.part != "text" or token.start == token.end or not spans:
-            continue
-        # The token may begin with blanks that no span covers: its span is that of its last character.
-        span = int(np.searchsorted(starts, token.end - 1, side="right")) - 1
-        if span >= 0 and spans[span][1] > token.start:
-            index[position] = kept.setdefault(span, len(kept))
-    words = tuple(Token(text[a:b], a, b) for a, b in (spans[span] for span in kept))
-    return words, index
+def _group(
+    tokens: tuple[Token, ...], text: str, spans: Callable[[str], list[Span]], truncated: bool
+) -> tuple[tuple[Token, ...], NDArray[np.intp]]:
+    """The words or sentences that hold a token, and for each token the index of its own, -1 for the rest."""
+    offsets = [(token.start, token.end) if token.part == "text" else (0, 0) for token in tokens]
+    found, index = group(offsets, spans(text), join=spans is word_spans, clip=truncated)
+    return tuple(Token(text[start:end], start, end) for start, end in found), np.array(index, dtype=np.intp)
 
 
-def _token_to_list(token: Token) -> list[Any]:
-    return [token.start, token.end, token.part, token.piece]
-
-
-def _token_from_list(item: Sequence[Any], text: str | None) -> Token:
-    start, end, part, piece = item
-    return Token("" if text is None else text[start:end], int(start), int(end), part, piece)
+def _lazy(status: Status, reason: str | None, explanation: Explanation | None) -> Lazy:
+    return Lazy(None, status=status, reason=reason) if explanation is None else Lazy.ready(explanation)
