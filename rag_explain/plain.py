@@ -83,9 +83,7 @@ def explanation_from_dict(data: Mapping[str, Any]) -> Explanation:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         raise FormatError(f"this is not an explanation: its format is {found!r}, not {FORMAT!r}")
     if data.get("version") != VERSION:
-        raise FormatError(
-            f"format version {data.get('version')!r} cannot be read: this library reads {VERSION}"
-        )
+        raise FormatError(f"format version {data.get('version')!r} cannot be read: this library reads {VERSION}")
     try:
         if data["unit"] not in UNITS:
             raise ValueError(f"unknown unit {data['unit']!r}")

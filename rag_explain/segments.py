@@ -59,9 +59,7 @@ def sentence_spans(text: str) -> list[Span]:
     return [trimmed for span in spans if (trimmed := _trim(text, span))]
 
 
-def group(
-    tokens: Sequence[Span], spans: Sequence[Span], *, join: bool, clip: bool
-) -> tuple[list[Span], list[int]]:
+def group(tokens: Sequence[Span], spans: Sequence[Span], *, join: bool, clip: bool) -> tuple[list[Span], list[int]]:
     """Which of `spans` each token belongs to. A token (a, a) belongs to none.
 
     A token belongs to the span it shares most characters with, the first of them on a tie. With `join`, spans

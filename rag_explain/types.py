@@ -191,13 +191,9 @@ class Explanation(Frozen):
         matrix = readonly(self.matrix)
         expected = (len(self.query_tokens) + 1, len(self.document_tokens) + 1)
         if matrix.shape != expected:
-            raise InvalidInput(
-                f"matrix must be {expected}: one row per token and one for the rest, not {matrix.shape}"
-            )
+            raise InvalidInput(f"matrix must be {expected}: one row per token and one for the rest, not {matrix.shape}")
         if not np.isfinite(matrix).all() or not np.isfinite(self.score):
-            raise InvalidInput(
-                "the matrix or the score holds NaN or infinity: the encoder's output is not usable"
-            )
+            raise InvalidInput("the matrix or the score holds NaN or infinity: the encoder's output is not usable")
         object.__setattr__(self, "matrix", matrix)
         if self.similarities is not None:
             object.__setattr__(self, "similarities", readonly(self.similarities))
@@ -205,9 +201,7 @@ class Explanation(Frozen):
         for side in ("query", "document"):
             tokens = tuple(getattr(self, f"{side}_tokens"))
             # A text that is not kept must not live on in its tokens.
-            kept = (
-                tokens if getattr(self, side) is not None else tuple(token.without_text() for token in tokens)
-            )
+            kept = tokens if getattr(self, side) is not None else tuple(token.without_text() for token in tokens)
             object.__setattr__(self, f"{side}_tokens", kept)
         for name in ("settings", "provenance", "references"):
             object.__setattr__(self, name, frozen(getattr(self, name)))
@@ -235,9 +229,7 @@ class Explanation(Frozen):
         size = np.abs(self.pairs, dtype=np.float64)
         total = float(size.sum()) or 1.0
         width = max(1, len(self.document_tokens))
-        cells = (
-            divmod(int(flat), width) for flat in np.argsort(-size, axis=None, kind="stable")[: max(0, k)]
-        )
+        cells = (divmod(int(flat), width) for flat in np.argsort(-size, axis=None, kind="stable")[: max(0, k)])
         return [
             Pair(
                 self.query_tokens[i],
@@ -282,13 +274,9 @@ class Explanation(Frozen):
         if self.unit == unit:
             return self
         if self.unit == "sentence":
-            raise InvalidInput(
-                "an explanation by sentences cannot be split into words again: group the original"
-            )
+            raise InvalidInput("an explanation by sentences cannot be split into words again: group the original")
         if self.query is None or self.document is None:
-            raise InvalidInput(
-                "words cannot be found without the texts: group the explanation before dropping them"
-            )
+            raise InvalidInput("words cannot be found without the texts: group the explanation before dropping them")
         query_tokens, rows = _group(self.query_tokens, self.query, word_spans, "query" in self.truncated)
         document_tokens, columns = _group(
             self.document_tokens, self.document, document_spans, "document" in self.truncated
@@ -337,9 +325,7 @@ class Explanation(Frozen):
 
         return write_page([self], path)
 
-    def plot(
-        self, kind: Literal["heatmap", "connections"] = "heatmap", path: str | Path | None = None
-    ) -> Figure:
+    def plot(self, kind: Literal["heatmap", "connections"] = "heatmap", path: str | Path | None = None) -> Figure:
         """A figure for a paper; also saved to `path` (.png, .svg, .pdf) when one is given. Extra: `plot`."""
         from rag_explain.render.plot import plot
 
@@ -436,9 +422,7 @@ class Hit:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     similarity: float | None = None
     gap: float | None = None
-    handle: Lazy = field(
-        default_factory=lambda: Lazy(None, status="skipped", reason="not asked for"), repr=False
-    )
+    handle: Lazy = field(default_factory=lambda: Lazy(None, status="skipped", reason="not asked for"), repr=False)
 
     @property
     def explanation(self) -> Explanation | None:

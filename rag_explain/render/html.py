@@ -127,8 +127,7 @@ def _sentences(shown: Explanation) -> dict[str, Any] | None:
 
 def _pieces(shown: Explanation, side: Role) -> list[list[Any]]:
     return [
-        [piece.text, -1 if piece.token is None else piece.token, int(piece.seen)]
-        for piece in view.pieces(shown, side)
+        [piece.text, -1 if piece.token is None else piece.token, int(piece.seen)] for piece in view.pieces(shown, side)
     ]
 
 

@@ -87,9 +87,7 @@ def _tinted(target: ET.Element, shown: Explanation, side: Role, scale: float) ->
 
 def _tint(value: float, scale: float) -> str:
     strength = abs(value) / scale if scale else 0.0
-    style = (
-        f"background:rgba({_FOR if value > 0 else _AGAINST},{strength * _STRENGTH:.3f});border-radius:.25em"
-    )
+    style = f"background:rgba({_FOR if value > 0 else _AGAINST},{strength * _STRENGTH:.3f});border-radius:.25em"
     if value < 0 and strength > 0.1:  # colour alone never tells
         style += f";text-decoration:underline dotted rgb({_AGAINST})"
     return style

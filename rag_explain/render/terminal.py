@@ -48,9 +48,7 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> R
     if query is not None:
         parts += [_labelled("query", Text(_text(query, "query"))), Text()]
     for hit, explanation in zip(hits, shown, strict=True):
-        head = Text.assemble(
-            (f"{hit.rank:>2}  ", "dim"), (view.visible(hit.id), "bold"), "  ", view.facts(hit)
-        )
+        head = Text.assemble((f"{hit.rank:>2}  ", "dim"), (view.visible(hit.id), "bold"), "  ", view.facts(hit))
         parts.append(head)
         body: list[RenderableType] = []
         if explanation is None:
@@ -67,9 +65,7 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> R
 
 def plain_text(explanation: Explanation, *, top: int = 10, by: Unit | None = None, width: int = 100) -> str:
     """The same without any colour code, for `print` and files."""
-    console = Console(
-        width=width, color_system=None, force_terminal=False, highlight=False, legacy_windows=False
-    )
+    console = Console(width=width, color_system=None, force_terminal=False, highlight=False, legacy_windows=False)
     with console.capture() as captured:
         console.print(explanation_view(explanation, top=top, by=by))
     return "\n".join(line.rstrip() for line in captured.get().splitlines())

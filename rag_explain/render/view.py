@@ -76,9 +76,7 @@ def at(explanation: Explanation, by: Unit | None = None) -> Explanation:
         return explanation.by_sentence()
     if by == "token" and explanation.unit == "token":
         return explanation
-    raise InvalidInput(
-        f"an explanation by {explanation.unit}s cannot be shown by {by}s: use word or sentence"
-    )
+    raise InvalidInput(f"an explanation by {explanation.unit}s cannot be shown by {by}s: use word or sentence")
 
 
 def pieces(explanation: Explanation, side: Role) -> list[Piece]:
