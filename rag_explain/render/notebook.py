@@ -20,9 +20,12 @@ from rag_explain.types import Explanation, Role
 # Between the hues of the light and of the dark page: both themes lie under them.
 _FOR, _AGAINST = "24,128,196", "222,104,16"
 _STRENGTH = 0.6
+# Weak words can be seen beside the strongest, as on the page.
+_POWER = 0.75
 _MUTED = "opacity:.7;font-size:.85em"
 _CELL = "padding:.1em .8em .1em 0;text-align:left;background:none;border:0;white-space:nowrap"
 _NUMBER = f"{_CELL};text-align:right;font-variant-numeric:tabular-nums"
+_QUERY = "font-size:1.1em;font-weight:600;white-space:pre-wrap"
 _PAIRS, _MET = 8, 3
 
 
@@ -34,8 +37,13 @@ def fragment(items: Iterable[view.Item]) -> str:
     for one in (one for group in shown for one in group):
         scales[one.method] = max(scales.get(one.method, 0.0), _strongest(one.document_saliency()))
     root = ET.Element("div", {"style": "line-height:1.6;max-width:60em;text-align:left"})
+    query: str | None = None
     for card, group in zip(cards, shown, strict=True):
         if card.hit is not None:
+            if group and group[0].query != query:  # one query for many hits: said once, and not in the tints of one
+                query = group[0].query
+                text = "".join(piece.text for piece in view.pieces(group[0], "query"))
+                _add(root, "div", _QUERY, text).set("dir", "auto")
             head = _add(root, "div", "margin-top:1em")
             _add(head, "b", "", f"{card.hit.rank}  {view.visible(card.hit.id)}")
             _add(head, "span", _MUTED, f"  {view.facts(card.hit)}")
@@ -44,14 +52,20 @@ def fragment(items: Iterable[view.Item]) -> str:
                 _add(root, "div", "white-space:pre-wrap", view.visible(card.hit.text or ""))
         for one in group:
             _explanation(root, one, scales[one.method], is_hit=card.hit is not None)
+    for method, scale in scales.items():
+        legend = _add(root, "div", _MUTED)
+        _add(legend, "span", _tint(-scale, scale) + ";padding:0 .4em", view.number(-scale))
+        _add(legend, "span", "", " to ")
+        _add(legend, "span", _tint(scale, scale) + ";padding:0 .4em", view.number(scale))
+        _add(legend, "span", "", f" score units: the tints of document words, {view.visible(method)}")
     if not cards:
         _add(root, "div", "", "no hits")
     return ET.tostring(root, encoding="unicode", method="html")
 
 
 def _explanation(root: ET.Element, shown: Explanation, scale: float, *, is_hit: bool) -> None:
-    _tinted(_add(root, "div", "font-size:1.1em;font-weight:600;white-space:pre-wrap"), shown, "query",
-            _strongest(shown.query_saliency()))  # fmt: skip
+    if not is_hit:
+        _tinted(_add(root, "div", _QUERY), shown, "query", _strongest(shown.query_saliency()))
     figures = _add(root, "div", "margin:.2em 0;font-variant-numeric:tabular-nums")
     _add(figures, "b", "", f"score {shown.score:.4f}")
     if shown.additive:
@@ -76,7 +90,7 @@ def _tinted(target: ET.Element, shown: Explanation, side: Role, scale: float) ->
         if not piece.seen:
             _add(target, "span", f"{_MUTED};border:1px dashed;border-radius:.3em;padding:0 .3em;margin:0 .3em",
                  "not read by the encoder")  # fmt: skip
-            _add(target, "span", "opacity:.6;font-style:italic;text-decoration:line-through", piece.text)
+            _add(target, "span", "opacity:.6;font-style:italic", piece.text)
         elif piece.token is None:
             _add(target, "span", "", piece.text)
         else:
@@ -87,7 +101,8 @@ def _tinted(target: ET.Element, shown: Explanation, side: Role, scale: float) ->
 
 def _tint(value: float, scale: float) -> str:
     strength = abs(value) / scale if scale else 0.0
-    style = f"background:rgba({_FOR if value > 0 else _AGAINST},{strength * _STRENGTH:.3f});border-radius:.25em"
+    alpha = _STRENGTH * strength**_POWER
+    style = f"background:rgba({_FOR if value > 0 else _AGAINST},{alpha:.3f});border-radius:.25em"
     if value < 0 and strength > 0.1:  # colour alone never tells
         style += f";text-decoration:underline dotted rgb({_AGAINST})"
     return style

@@ -20,10 +20,11 @@
   const largest = (values) => values.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
   const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-  // A negative value differs by hue and, from a tenth of the scale on, by a dotted line: colour alone never tells.
+  // The power lets weak pairs be seen beside the strongest; the legend's ramp is bent alike. A negative value differs
+  // by hue and, from a tenth of the scale on, by a dotted line: colour alone never tells.
   const tint = (node, value, scale) => {
     const strength = scale ? Math.min(1, Math.abs(value) / scale) : 0;
-    node.style.setProperty("--a", strength.toFixed(3));
+    node.style.setProperty("--a", (strength ** 0.75).toFixed(3));
     node.classList.toggle("minus", value < 0);
     node.classList.toggle("marked", strength > 0.1);
   };
@@ -195,7 +196,7 @@
     draw() {
       const { source, section } = this;
       this.shown = source.shown.find((one) => one.method === section.method) ?? source.shown[0];
-      const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", source.title || "Document");
+      const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", source.title || (data.open ? "Document" : `Document ${this.index + 1}`));
       title.setAttribute("dir", "auto");
       const head = el("header", "", title);
       if (source.facts) head.append(el("span", "facts", source.facts));
