@@ -190,7 +190,7 @@ class Encoder:
     def norms(self, embeddings: Tensor) -> Tensor:
         """(D,): what each embedding is divided by in the score."""
         if self.metric == "cosine" or self._normalizes:
-            return embeddings.norm(dim=-1).clamp_min(torch.finfo(embeddings.dtype).tiny)
+            return torch.linalg.vector_norm(embeddings, dim=-1).clamp_min(torch.finfo(embeddings.dtype).tiny)
         return torch.ones_like(embeddings[:, 0])
 
     @property

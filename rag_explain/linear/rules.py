@@ -2,7 +2,7 @@
 
 | kind | `LRP` (Ali et al. 2022, used by BiLRP) | `ATTN_LRP` (Achtibat et al. 2024) | `JACOBIAN` (no rules) |
 |---|---|---|---|
-| softmax | frozen: attention probabilities are coefficients | first-order Taylor; its constant goes to the rest | derivative |
+| softmax | frozen: attention probabilities are coefficients | Taylor; its constant goes to the rest | derivative |
 | activation f(x) | x * f(x)/x, the ratio frozen | the same | derivative |
 | norm | denominator frozen, mean subtracted | the same | derivative |
 | gate * signal (GeGLU, SwiGLU) | gate frozen | half to each | product rule |

@@ -6,9 +6,9 @@ y = <phi(x), phi(x')> by the relevance of pairs of input features,
     R_ii' = sum_m  LRP_i(phi_m, x) * LRP_i'(phi_m, x')
 
 with one LRP pass per embedding dimension m. With the rules of Ali et al. (2022) the network is affine once its
-coefficients are frozen at the text (attention probabilities, norm denominators, activation ratios), and LRP-0 is gradient
-times input of that frozen map. Hence R = rows(x) rows(x')^T, where rows[t] is the image of token t's input under the
-map, which takes one tangent per token to compute instead of one backward pass per dimension.
+coefficients are frozen at the text (attention probabilities, norm denominators, activation ratios), and LRP-0 is
+gradient times input of that frozen map. Hence R = rows(x) rows(x')^T, where rows[t] is the image of token t's input
+under the map, which takes one tangent per token to compute instead of one backward pass per dimension.
 
 `hxp`, Hessian times product, is the same with true derivatives: gradient times input, no rules.
 """
