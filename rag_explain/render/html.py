@@ -81,7 +81,7 @@ def _page_data(items: Iterable[view.Item]) -> dict[str, Any]:
         keys.append(query)
     for _, group in itertools.groupby(zip(keys, cards, strict=True), key=lambda pair: pair[0]):
         members = [card for _, card in group]
-        methods = dict.fromkeys(e.method for card in members for e in card.explanations)
+        methods = dict.fromkeys(view.visible(e.method) for card in members for e in card.explanations)
         sections.append({"methods": list(methods), "cards": [_card_data(card) for card in members]})
     return {"open": len(cards) == 1, "sections": sections}
 

@@ -117,16 +117,6 @@ def number(value: float) -> str:
     return f"{value:+.4f}"
 
 
-def share(value: float, total: float) -> str:
-    """How much of the sum of |pairs| this is: never "of the score"."""
-    return f"{abs(value) / total:.1%}" if total else "0.0%"
-
-
-def absolute_sum(explanation: Explanation) -> float:
-    """Sum of |pairs|: the whole that shares are taken of."""
-    return float(np.abs(explanation.pairs, dtype=np.float64).sum())
-
-
 def balance(explanation: Explanation) -> str:
     """Whether it adds up, in one sentence."""
     gap = explanation.gap
