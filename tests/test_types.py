@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import pickle
 import threading
 from dataclasses import FrozenInstanceError, fields
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from samples import DOCUMENT, HOSTILE, explain, hits, tokens_of
 from test_segments import TEXTS, cut
 
@@ -296,8 +299,18 @@ def test_hits_are_a_tuple_and_their_repr_computes_nothing() -> None:
     found = Hits([pending(explain)])
     assert repr(found)
     assert found[0].status == "pending"
-    assert len(found) == 1
+    assert isinstance(found[:1], Hits)
+    assert found[0] is next(iter(found))
     assert isinstance(pickle.loads(pickle.dumps(hits())), Hits)
+
+
+def test_every_result_shows_itself(tmp_path: Path) -> None:
+    for result in (explain(), hits(), hits()[0], hits()[:1]):
+        assert "password" in result._repr_html_()
+        assert result.to_html(tmp_path / "page.html") == (tmp_path / "page.html").read_text(encoding="utf-8")
+        console = Console(file=io.StringIO(), width=100)
+        console.print(result)
+        assert "adds up to the score" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
 
 
 def test_reprs_are_short() -> None:

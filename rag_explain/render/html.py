@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from rag_explain.render import view
-from rag_explain.render.notebook import fragment as fragment
+from rag_explain.render.notebook import fragment
 from rag_explain.types import Explanation, Role
+
+__all__ = ["fragment", "write_page"]
 
 # A document with more words than this is shown by sentences beside its text, a shorter one by all its pairs.
 LONG = 60

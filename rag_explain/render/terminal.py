@@ -6,7 +6,7 @@ coloured, coloured and bold, reversed. What carries against the score is also un
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -35,6 +35,13 @@ def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None
         Text(),
         *_pairs(shown, top),
     )
+
+
+def items_view(items: Sequence[Explanation | Hit]) -> RenderableType:
+    """One explanation in full, or hits one below the other."""
+    if len(items) == 1 and isinstance(items[0], Explanation):
+        return explanation_view(items[0])
+    return hits_view([item for item in items if isinstance(item, Hit)])
 
 
 def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> RenderableType:
