@@ -103,11 +103,14 @@ def test_the_figures_are_shown_in_score_units(show: Open) -> None:
 
 
 def test_hovering_a_query_word_shows_what_it_met(show: Open) -> None:
-    page = show(explain().to_html())
+    explanation = explain().by_word()
+    page = show(explanation.to_html())
     before = tint(word(page, "reset"))
     asked(page, "reset").hover()
-    assert tint(word(page, "reset")) > before  # on the scale of pairs
-    assert tint(word(page, "password")) < 0.5
+    pair = next(p for p in explanation.top_pairs(9) if p.query.text == p.document.text == "reset")
+    strongest = explanation.top_pairs(1)[0].value
+    assert tint(word(page, "reset")) == pytest.approx((pair.value / strongest) ** 0.75, abs=2e-3)
+    assert tint(word(page, "password")) < 0.2
     assert page.locator(".pairs caption").inner_text() == "Pairs of “reset”"
     assert page.locator(".status").inner_text().startswith("reset carries +")
     page.mouse.move(1, 1)
@@ -249,14 +252,16 @@ def test_the_strongest_tint_keeps_its_text_legible(show: Open, scheme: str) -> N
     assert ratio >= 4.5  # WCAG AA
 
 
-def test_nothing_jumps_when_long_documents_are_explored(show: Open) -> None:
-    page = show(write_page([explain(document=LONG), explain(document=LONG, method="ij")]), height=700)
+@pytest.mark.parametrize("width", [1200, 420])
+def test_nothing_jumps_when_long_documents_are_explored(show: Open, width: int) -> None:
+    page = show(write_page([explain(document=LONG), explain(document=LONG, method="ij")]), width=width, height=700)
     places = """[...document.querySelectorAll('.card, .pairs, .text, .grid')]
         .map((node) => `${node.offsetTop}:${node.offsetHeight}`).join()"""
     before = page.evaluate(places), page.evaluate("document.documentElement.scrollHeight")
     for target in (asked(page, "bank"), word(page, "letter"), asked(page, "password"), word(page, "branch")):
         target.hover()
         assert (page.evaluate(places), page.evaluate("document.documentElement.scrollHeight")) == before
+        assert page.locator(".status").bounding_box()["height"] == 24  # one line, whatever it says
     page.mouse.wheel(0, 1500)
     page.wait_for_timeout(200)
     assert page.locator(".query").bounding_box()["y"] == 0  # the query stays in sight
