@@ -15,15 +15,15 @@ Span = tuple[int, int]
 
 # Scripts written without spaces between words. Only a dictionary knows where a word ends there, so a word is
 # one character with its marks, or as many of them as one token of the encoder covers (see `group`).
-_UNSPACED = r"[\p{Han}\p{Hiragana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
+_UNSPACED = r"(?!\p{M})[\p{Han}\p{Hiragana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
 # The joiners shape the letters around them (Persian, Hindi); they never end a word.
 _LETTER = rf"(?:(?!{_UNSPACED})[\p{{L}}\p{{N}}\p{{M}}_\u200c\u200d])"
 _WORD = regex.compile(
-    rf"(?:\p{{Katakana}}|ー)+"
+    rf"(?:[\p{{Katakana}}ー]\p{{M}}*)+"
     rf"|{_UNSPACED}\p{{M}}*"
     rf"|(?!\p{{Katakana}}){_LETTER}+(?:(?:['’\-.]|(?<=\p{{N}}),(?=\p{{N}})){_LETTER}+)*"
     rf"|(?=\p{{Extended_Pictographic}}|\p{{Regional_Indicator}})\X"
-    rf"|(?:(?!\p{{Extended_Pictographic}}|\p{{Regional_Indicator}})[^\p{{L}}\p{{N}}\p{{M}}_\s])+\p{{M}}*"
+    rf"|(?:(?!\p{{Extended_Pictographic}}|\p{{Regional_Indicator}})[^\p{{L}}\p{{N}}\p{{M}}_\s]\p{{M}}*)+"
 )
 
 _END = regex.compile(

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_explain.drawn import Drawn
 from rag_explain.errors import InvalidInput
 from rag_explain.frozen import Frozen, frozen, readonly
 from rag_explain.plain import (
@@ -28,7 +29,6 @@ from rag_explain.segments import Span, group, sentence_spans, word_spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import RenderableType
 
 Part = Literal["text", "special", "prompt", "metadata"]
 Unit = Literal["token", "word", "sentence"]
@@ -154,7 +154,7 @@ class Highlight:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Explanation(Frozen):
+class Explanation(Frozen, Drawn):
     """Why a document scored what it did for a query.
 
     Attributes:
@@ -319,27 +319,11 @@ class Explanation(Frozen):
 
     # ------------------------------------------------------------------ looking at it
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """A self-contained page; also written to `path` when one is given."""
-        from rag_explain.render.html import write_page
-
-        return write_page([self], path)
-
     def plot(self, kind: Literal["heatmap", "connections"] = "heatmap", path: str | Path | None = None) -> Figure:
         """A figure for a paper; also saved to `path` (.png, .svg, .pdf) when one is given. Extra: `plot`."""
         from rag_explain.render.plot import plot
 
         return plot(self, kind, path)
-
-    def _repr_html_(self) -> str:
-        from rag_explain.render.html import fragment
-
-        return fragment([self])
-
-    def __rich__(self) -> RenderableType:
-        from rag_explain.render.terminal import explanation_view
-
-        return explanation_view(self)
 
     def __str__(self) -> str:
         from rag_explain.render.terminal import plain_text
@@ -405,7 +389,7 @@ class Lazy:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Hit:
+class Hit(Drawn):
     """A retrieved document: the index's own score, the exact similarity, and the explanation on demand.
 
     Attributes:
@@ -457,7 +441,7 @@ class Hit:
         }
 
 
-class Hits(tuple[Hit, ...]):
+class Hits(tuple[Hit, ...], Drawn):
     """What a search returns: a tuple of hits that shows why in a notebook, a terminal and a page.
 
     Looking at the hits computes the explanations that are pending; `repr` never does.
@@ -465,21 +449,12 @@ class Hits(tuple[Hit, ...]):
 
     __slots__ = ()
 
-    def to_html(self, path: str | Path | None = None) -> str:
-        """A self-contained page, one colour scale for all hits; also written to `path` when one is given."""
-        from rag_explain.render.html import write_page
-
-        return write_page(self, path)
-
-    def _repr_html_(self) -> str:
-        from rag_explain.render.html import fragment
-
-        return fragment(self)
-
-    def __rich__(self) -> RenderableType:
-        from rag_explain.render.terminal import hits_view
-
-        return hits_view(self)
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Hit: ...
+    @overload
+    def __getitem__(self, index: slice) -> Hits: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Hit | Hits:
+        return Hits(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
 
 def _group(

@@ -1,0 +1,155 @@
+"""Explanations as HTML: a self-contained page with a little script, and a fragment without any for notebooks.
+
+The page carries its data as JSON in a block that no browser runs; one script, named by its hash in the page's
+Content-Security-Policy, turns it into text nodes. Nothing in a document becomes markup, nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rag_explain.render import view
+from rag_explain.render.notebook import fragment
+from rag_explain.types import Explanation, Role
+
+__all__ = ["fragment", "write_page"]
+
+# A document with more words than this is shown by sentences beside its text, a shorter one by all its pairs.
+LONG = 60
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>Why these documents?</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1 class="hidden">Why these documents?</h1>
+<noscript>This page needs its own script, and nothing else, to draw the explanation.</noscript>
+<footer>
+<p>Every number is in score units: what a pair of words adds to the score, or takes from it. A share is of the
+sum of |pairs|, never of the score, which pairs of both signs and a part that no word carries make up together.
+“Not attributable to words” is the score less all pairs: special tokens, prompts, biases. Colours share one scale
+for all documents of a method.</p>
+</footer>
+</main>
+<script type="application/json" id="rag-explain-data">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def write_page(items: Iterable[view.Item], path: str | Path | None = None) -> str:
+    """A page for explanations, hits, or groups of explanations of one pair; also written to `path`, if given."""
+    style, script = _asset("page.css"), _asset("page.js")
+    policy = "; ".join(
+        [
+            "default-src 'none'",
+            f"style-src '{_hash(style)}'",
+            f"script-src '{_hash(script)}'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+    page = _PAGE.format(policy=policy, style=style, script=script, data=_json(_page_data(items)))
+    if path is not None:
+        Path(path).write_text(page, encoding="utf-8")
+    return page
+
+
+def _page_data(items: Iterable[view.Item]) -> dict[str, Any]:
+    cards = view.cards(items)
+    sections = []
+    query: str | None = None
+    keys: list[str | None] = []
+    for card in cards:  # a hit without an explanation stays with the query before it
+        query = card.explanations[0].query if card.explanations else query
+        keys.append(query)
+    for _, group in itertools.groupby(zip(keys, cards, strict=True), key=lambda pair: pair[0]):
+        members = [card for _, card in group]
+        methods = dict.fromkeys(view.visible(e.method) for card in members for e in card.explanations)
+        sections.append({"methods": list(methods), "cards": [_card_data(card) for card in members]})
+    return {"open": len(cards) == 1, "sections": sections}
+
+
+def _card_data(card: view.Card) -> dict[str, Any]:
+    hit = card.hit
+    data: dict[str, Any] = {"shown": [_shown_data(explanation) for explanation in card.explanations]}
+    if hit is not None:
+        data |= {"rank": hit.rank, "title": view.visible(hit.id), "facts": view.facts(hit)}
+        data |= {"text": view.visible(hit.text or ""), "missing": view.missing(hit)}
+    return data
+
+
+def _shown_data(explanation: Explanation) -> dict[str, Any]:
+    shown = view.at(explanation)
+    return {
+        "method": view.visible(shown.method),
+        "unit": shown.unit,
+        "score": shown.score,
+        "unattributed": shown.unattributed,
+        "additive": shown.additive,
+        "balance": view.balance(shown),
+        "source": view.source(shown),
+        "notices": view.notices(shown),
+        "query": _pieces(shown, "query"),
+        "document": _pieces(shown, "document"),
+        "queryNames": [view.name(token, i) for i, token in enumerate(shown.query_tokens)],
+        "documentNames": [view.name(token, i) for i, token in enumerate(shown.document_tokens)],
+        "pairs": _rounded(shown.pairs),
+        "sentences": _sentences(shown),
+    }
+
+
+def _sentences(shown: Explanation) -> dict[str, Any] | None:
+    if shown.unit != "word" or len(shown.document_tokens) <= LONG:
+        return None
+    by_sentence = shown.by_sentence()
+    if len(by_sentence.document_tokens) < 2:
+        return None
+    texts = [view.name(token, i) for i, token in enumerate(by_sentence.document_tokens)]
+    return {"texts": texts, "pairs": _rounded(by_sentence.pairs)}
+
+
+def _pieces(shown: Explanation, side: Role) -> list[list[Any]]:
+    return [
+        [piece.text, -1 if piece.token is None else piece.token, int(piece.seen)] for piece in view.pieces(shown, side)
+    ]
+
+
+def _rounded(values: np.ndarray[Any, np.dtype[np.float32]]) -> list[list[float]]:
+    """Enough digits for what is shown; half the size of all of them."""
+    return [[float(f"{value:.5g}") for value in row] for row in values.tolist()]
+
+
+def _json(data: dict[str, Any]) -> str:
+    """JSON that can stand inside a script element whatever it holds: no character of it can end the element."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("rag_explain.render").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -1,0 +1,428 @@
+"use strict";
+// Draws the data of the page. Text from documents only ever becomes text nodes, and no attribute is named by data.
+(() => {
+  const data = JSON.parse(document.getElementById("rag-explain-data").textContent);
+  const PAIR_ROWS = data.open ? 8 : 5;
+  const HINT = matchMedia("(hover: none)").matches
+    ? "Tap a word to see what it met."
+    : "Point at a word, or reach one with Tab and the arrow keys, to see what it met. Click or Enter keeps it.";
+  const root = document.querySelector("main");
+
+  const el = (tag, className, ...children) => {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    node.append(...children.filter((child) => child !== null && child !== ""));
+    return node;
+  };
+  const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(4);
+  const percent = (part, whole) => (whole ? (100 * Math.abs(part) / whole).toFixed(1) : "0.0") + " %";
+  const num = (value, className = "") => el("span", `num ${className} ${value < 0 ? "against" : "for"}`, signed(value));
+  const largest = (values) => values.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+
+  // The power lets weak pairs be seen beside the strongest; the legend's ramp is bent alike. A negative value differs
+  // by hue and, from a tenth of the scale on, by a dotted line: colour alone never tells.
+  const tint = (node, value, scale) => {
+    const strength = scale ? Math.min(1, Math.abs(value) / scale) : 0;
+    node.style.setProperty("--a", (strength ** 0.75).toFixed(3));
+    node.classList.toggle("minus", value < 0);
+    node.classList.toggle("marked", strength > 0.1);
+  };
+
+  // What one explanation says, derived once from its pairs.
+  const derive = (shown) => {
+    const columns = shown.documentNames.map((_, j) => shown.pairs.map((row) => row[j]));
+    const cells = shown.pairs.flatMap((row, i) => row.map((value, j) => ({ i, j, value })));
+    cells.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+    return Object.assign(shown, {
+      columns, cells,
+      querySums: shown.pairs.map(sum),
+      documentSums: columns.map(sum),
+      absolute: sum(cells.map((cell) => Math.abs(cell.value))),
+      queryKey: JSON.stringify(shown.query),
+    });
+  };
+  for (const section of data.sections) for (const card of section.cards) card.shown.forEach(derive);
+
+  // Colours compare across all documents of the page, for each method: methods do not share a unit.
+  const scales = {};
+  for (const section of data.sections) for (const card of section.cards) for (const shown of card.shown) {
+    const scale = (scales[shown.method] ??= { words: 0, pairs: 0, query: 0, sentences: 0 });
+    scale.words = Math.max(scale.words, largest(shown.documentSums));
+    scale.query = Math.max(scale.query, largest(shown.querySums));
+    scale.pairs = Math.max(scale.pairs, Math.abs(shown.cells[0]?.value ?? 0));
+    if (shown.sentences) scale.sentences = Math.max(scale.sentences, largest(shown.sentences.pairs.flat()));
+  }
+
+  const appendPieces = (target, pieces, makeWord) => {
+    const words = [];
+    for (const [text, token, seen] of pieces) {
+      if (!seen) target.append(el("span", "unseen-mark", "not read by the encoder"), el("span", "unseen", text));
+      else if (token < 0) target.append(makeWord ? el("span", "plain", text) : text);
+      else { const word = (makeWord ?? ((t) => el("span", "w tint", t)))(text, token); words[token] ??= word; target.append(word); }
+    }
+    return words;
+  };
+
+  class Section {
+    constructor(source) {
+      this.method = source.methods[0] ?? "";
+      this.cards = source.cards.map((card, index) => new Card(this, card, index));
+      this.active = this.cards.find((card) => card.shown) ?? this.cards[0];
+      this.hover = null; this.pinned = null;
+      this.node = el("section");
+      this.words = [];
+      this.line = el("div", "words");
+      this.line.setAttribute("dir", "auto");
+      this.status = el("div", "status");
+      this.live = el("div", "hidden");
+      this.live.setAttribute("aria-live", "polite");
+      this.low = el("span", "num"); this.high = el("span", "num");
+      const ramp = el("span", "ramp");
+      ramp.setAttribute("aria-hidden", "true");
+      const legend = el("span", "legend", this.low, ramp, this.high);
+      const label = el("div", "label", el("h2", "", "Query"));
+      if (source.methods.length > 1) label.append(this.methodSwitch(source.methods));
+      label.append(legend);
+      const head = el("div", "query", label, this.line, this.status, this.live);
+      this.node.append(head, ...this.cards.map((card) => card.node));
+      // What sticks or scrolls into view below the query has to know how tall it is.
+      new ResizeObserver(() => this.node.style.setProperty("--head", `${head.offsetHeight}px`)).observe(head);
+      this.node.addEventListener("keydown", (event) => {
+        if (event.key === "Escape") { this.pinned = null; this.hover = null; this.paint(); }
+      });
+    }
+
+    methodSwitch(methods) {
+      const group = el("fieldset", "switch", el("legend", "hidden", "Method"));
+      const name = `method-${Section.count = (Section.count ?? 0) + 1}`;
+      methods.forEach((method, index) => {
+        const input = el("input");
+        input.type = "radio"; input.name = name; input.checked = index === 0;
+        input.addEventListener("change", () => {
+          this.method = method; this.hover = null; this.pinned = null;
+          this.cards.forEach((card) => card.draw());
+          this.paint();
+        });
+        group.append(el("label", "", input, method));
+      });
+      return group;
+    }
+
+    // The query is drawn again only when its words are other words.
+    drawQuery(shown) {
+      if (this.key === shown.queryKey) return;
+      this.key = shown.queryKey;
+      this.line.replaceChildren();
+      this.words = appendPieces(this.line, shown.query, (text, index) => {
+        const word = el("button", "tint", el("span", "word", text), el("span", "num", ""));
+        word.type = "button";
+        const here = { side: "query", index };
+        word.addEventListener("pointerenter", (event) => { if (event.pointerType === "mouse") this.look(here); });
+        word.addEventListener("pointerleave", () => this.look(null));
+        word.addEventListener("focus", () => { if (word.matches(":focus-visible")) this.look(here, true); });
+        word.addEventListener("blur", () => this.look(null));
+        word.addEventListener("click", () => this.pin(here));
+        return word;
+      });
+    }
+
+    look(target, speak = false) {
+      this.hover = target;
+      if (target?.card) this.active = target.card;
+      this.paint();
+      if (speak) this.live.textContent = this.status.textContent;
+    }
+
+    pin(target) {
+      const same = this.pinned && this.pinned.side === target.side && this.pinned.index === target.index && this.pinned.card === target.card;
+      this.pinned = same ? null : target;
+      if (target.card) this.active = target.card;
+      this.hover = null;
+      this.paint();
+      this.live.textContent = this.status.textContent;
+    }
+
+    paint() {
+      const target = this.hover ?? this.pinned;
+      const shown = this.active?.shown;
+      for (const card of this.cards) {
+        card.node.classList.toggle("active", this.cards.length > 1 && card === this.active);
+        card.paint(target);
+      }
+      if (!shown) return;
+      this.drawQuery(shown);
+      const scale = scales[shown.method];
+      const onWord = target && target.side === "document";
+      const values = onWord ? shown.columns[target.index] : shown.querySums;
+      this.words.forEach((word, i) => {
+        const dimmed = target && target.side === "query" && target.index !== i;
+        tint(word, dimmed ? 0 : values[i], onWord ? scale.pairs : scale.query);
+        word.lastChild.textContent = signed(values[i]);
+        word.classList.toggle("on", Boolean(target) && (target.side === "query" ? target.index === i : target.other === i));
+        word.setAttribute("aria-pressed", String(this.pinned?.side === "query" && this.pinned.index === i));
+      });
+      const reach = target ? scale.pairs : scale.words;
+      this.low.textContent = signed(-reach);
+      this.high.textContent = `${signed(reach)} score units`;
+      this.status.replaceChildren(...this.tell(target, shown));
+    }
+
+    tell(target, shown) {
+      if (!target) return [HINT];
+      const bold = (text) => el("b", "", text);
+      if (target.other !== undefined) {
+        const value = shown.pairs[target.other][target.index];
+        return [bold(shown.queryNames[target.other]), " met ", bold(shown.documentNames[target.index]), ": ", num(value),
+          ` score units, ${percent(value, shown.absolute)} of the sum of |pairs|`];
+      }
+      const query = target.side === "query";
+      const values = query ? shown.pairs[target.index] : shown.columns[target.index];
+      const others = query ? shown.documentNames : shown.queryNames;
+      const best = values.map((value, k) => [value, k]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 3);
+      const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num(sum(values)), " score units; met "];
+      best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", others[k], " ", num(value)));
+      return parts;
+    }
+  }
+
+  class Card {
+    constructor(section, source, index) {
+      this.section = section; this.source = source; this.index = index;
+      this.node = el("article", "card");
+      this.draw();
+    }
+
+    draw() {
+      const { source, section } = this;
+      this.shown = source.shown.find((one) => one.method === section.method) ?? source.shown[0];
+      const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", source.title || (data.open ? "Document" : `Document ${this.index + 1}`));
+      title.setAttribute("dir", "auto");
+      const head = el("header", "", title);
+      if (source.facts) head.append(el("span", "facts", source.facts));
+      this.node.replaceChildren(head);
+      this.words = [];
+      if (!this.shown) {
+        this.node.append(el("p", "notice", source.missing));
+        const text = el("p", "text muted", source.text);
+        text.setAttribute("dir", "auto");
+        this.node.append(text);
+        return;
+      }
+      this.node.append(this.sums(), ...this.shown.notices.map((notice) => el("p", "notice", notice)));
+      const columns = el("div", "columns", this.document(), this.pairTable());
+      this.node.append(columns);
+      const grid = this.shown.sentences ? this.sentenceGrid() : this.wordGrid();
+      if (grid) this.node.append(grid);
+    }
+
+    sums() {
+      const { shown } = this;
+      const list = el("dl", "sum");
+      const entry = (className, name, value) => list.append(el("div", className, el("dt", "", name), el("dd", "", value)));
+      entry("total", "score", el("span", "num", shown.score.toFixed(4)));
+      if (shown.additive) {
+        entry("", `${shown.unit}s`, num(shown.score - shown.unattributed));
+        entry("", `not attributable to ${shown.unit}s`, num(shown.unattributed));
+      }
+      const check = el("div", "check", shown.balance);
+      list.append(check, el("div", "check", shown.source));
+      return list;
+    }
+
+    document() {
+      const text = el("p", "text");
+      text.setAttribute("dir", "auto");
+      text.setAttribute("role", "group");
+      text.setAttribute("aria-label", "Document: the arrow keys move from word to word");
+      this.words = appendPieces(text, this.shown.document);
+      const real = this.words.map((word, index) => index).filter((index) => this.words[index]);
+      this.order = real;
+      if (real.length) this.words[real[0]].tabIndex = 0;
+      const at = (node) => this.words.indexOf(node.closest?.(".w"));
+      text.addEventListener("pointerover", (event) => {
+        if (event.pointerType !== "mouse") return;
+        const index = at(event.target);
+        if (index >= 0) this.section.look({ card: this, side: "document", index });
+      });
+      text.addEventListener("pointerleave", () => this.section.look(null));
+      text.addEventListener("click", (event) => {
+        const index = at(event.target);
+        if (index >= 0) { this.rove(index, false); this.section.pin({ card: this, side: "document", index }); }
+      });
+      text.addEventListener("focusin", (event) => {
+        const index = at(event.target);
+        if (index >= 0 && event.target.matches(":focus-visible")) this.section.look({ card: this, side: "document", index }, true);
+      });
+      text.addEventListener("focusout", () => this.section.look(null));
+      text.addEventListener("keydown", (event) => this.key(event, at(event.target)));
+      return text;
+    }
+
+    key(event, index) {
+      if (index < 0) return;
+      const place = this.order.indexOf(index);
+      const next = {
+        ArrowRight: () => this.order[place + 1], ArrowLeft: () => this.order[place - 1],
+        ArrowDown: () => this.line(index, 1), ArrowUp: () => this.line(index, -1),
+        Home: () => this.order[0], End: () => this.order.at(-1),
+      }[event.key];
+      if (next) {
+        event.preventDefault();
+        const found = next();
+        if (found !== undefined) this.rove(found, true);
+      } else if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        this.section.pin({ card: this, side: "document", index });
+      }
+    }
+
+    // The word nearest to this one on the line below or above.
+    line(index, direction) {
+      const from = this.words[index].getBoundingClientRect();
+      let best, distance = Infinity;
+      for (const other of this.order) {
+        const box = this.words[other].getBoundingClientRect();
+        const rows = Math.round((box.top - from.top) / (from.height || 1) * direction * 0.7);
+        if (rows < 1) continue;
+        const far = rows * 1e5 + Math.abs(box.left - from.left);
+        if (far < distance) { distance = far; best = other; }
+      }
+      return best;
+    }
+
+    rove(index, focus) {
+      for (const other of this.order) this.words[other].removeAttribute("tabindex");
+      this.words[index].tabIndex = 0;
+      if (focus) this.words[index].focus();
+    }
+
+    pairTable() {
+      const { shown } = this;
+      this.caption = el("caption", "");
+      const heads = [["what", `query → document`], ["value", "score units"], ["share", "share"]].map(([name, text]) => {
+        const head = el("th", name, text);
+        head.scope = "col";
+        return head;
+      });
+      this.body = el("tbody");
+      this.rows = Array.from({ length: PAIR_ROWS }, () => {
+        const row = el("tr", "", el("td", "what", ""), el("td", "value num"), el("td", "share num"));
+        row.addEventListener("pointerenter", () => {
+          if (row.cell) this.section.look({ card: this, side: "document", index: row.cell.j, other: row.cell.i });
+        });
+        row.addEventListener("pointerleave", () => this.section.look(null));
+        this.body.append(row);
+        return row;
+      });
+      shown.top = shown.cells.slice(0, PAIR_ROWS);
+      return el("table", "pairs", this.caption, el("thead", "", el("tr", "", ...heads)), this.body);
+    }
+
+    fillPairs(title, cells) {
+      this.caption.textContent = title;
+      const scale = scales[this.shown.method].pairs;
+      this.rows.forEach((row, k) => {
+        const cell = cells[k];
+        row.cell = cell;
+        const [what, value, part] = row.children;
+        row.classList.toggle("minus", Boolean(cell) && cell.value < 0);
+        what.style.setProperty("--a", cell && scale ? Math.min(1, Math.abs(cell.value) / scale).toFixed(3) : "0");
+        if (!cell) { for (const node of row.children) node.replaceChildren(); return; }
+        what.replaceChildren(this.shown.queryNames[cell.i], el("span", "arrow", "→"), this.shown.documentNames[cell.j]);
+        value.replaceChildren(num(cell.value));
+        part.textContent = percent(cell.value, this.shown.absolute);
+      });
+    }
+
+    wordGrid() {
+      const { shown } = this;
+      if (!shown.pairs.length || !shown.documentNames.length || shown.cells.length > 3000) return null;
+      const scale = scales[shown.method].pairs;
+      const rows = shown.pairs.map((values, i) => this.gridRow(shown.queryNames[i], values, scale, (j) => ({ i, j })));
+      return this.grid(`Every pair (${shown.queryNames.length} × ${shown.documentNames.length} ${shown.unit}s)`, shown.documentNames, rows);
+    }
+
+    sentenceGrid() {
+      const { shown } = this;
+      const { pairs, texts } = shown.sentences;
+      const scale = scales[shown.method].sentences;
+      const rows = texts.map((text, s) => {
+        const values = pairs.map((row) => row[s]);
+        const row = this.gridRow(null, values, scale, null);
+        const total = el("td", "sum-cell", num(sum(values)));
+        const body = el("td", "sentence", text);
+        body.setAttribute("dir", "auto");
+        row.prepend(total);
+        row.append(body);
+        return row;
+      });
+      return this.grid(`By sentence (${texts.length} sentences)`, ["all", ...shown.queryNames, ""], rows);
+    }
+
+    gridRow(name, values, scale, cellOf) {
+      const row = el("tr");
+      if (name !== null) {
+        const head = el("th", "", name);
+        head.scope = "row";
+        row.append(head);
+      }
+      values.forEach((value, j) => {
+        const cell = el("td", "tint", el("span", "hidden", signed(value)));
+        tint(cell, value, scale);
+        const where = cellOf?.(j);
+        if (where) {
+          cell.addEventListener("pointerenter", () => this.section.look({ card: this, side: "document", index: where.j, other: where.i }));
+          cell.addEventListener("pointerleave", () => this.section.look(null));
+        } else cell.title = signed(value);
+        row.append(cell);
+      });
+      return row;
+    }
+
+    grid(title, heads, rows) {
+      const byWord = !this.shown.sentences;
+      const line = el("tr", "", ...(byWord ? [el("td")] : []), ...heads.map((name) => {
+        const head = el("th", "", el("span", "", name));
+        head.scope = "col";
+        return head;
+      }));
+      const table = el("table", byWord ? "grid" : "grid sentences", el("thead", "", line), el("tbody", "", ...rows));
+      // On a narrow screen the rows are no longer laid out as a table: the roles keep it one for a screen reader.
+      for (const [selector, role] of [["thead, tbody", "rowgroup"], ["tr", "row"], ["td", "cell"], ["th[scope=row]", "rowheader"], ["th[scope=col]", "columnheader"]])
+        for (const node of table.querySelectorAll(selector)) node.setAttribute("role", role);
+      table.setAttribute("role", "table");
+      const scroll = el("div", "scroll", table);
+      scroll.tabIndex = 0;
+      scroll.setAttribute("role", "region");
+      scroll.setAttribute("aria-label", title);
+      const details = el("details", "", el("summary", "", title), scroll);
+      details.open = data.open;
+      return details;
+    }
+
+    paint(target) {
+      const { shown, section } = this;
+      if (!shown) return;
+      const scale = scales[shown.method];
+      const mine = target && (target.card ? target.card === this : shown.queryKey === section.key);
+      const byQuery = mine && target.side === "query";
+      const onWord = mine && target.side === "document";
+      const values = byQuery ? shown.pairs[target.index] : shown.documentSums;
+      this.words.forEach((word, j) => {
+        tint(word, values[j], byQuery ? scale.pairs : scale.words);
+        word.classList.toggle("on", Boolean(onWord) && target.index === j);
+      });
+      if (target?.other !== undefined) return;
+      if (byQuery) this.fillPairs(`Pairs of “${shown.queryNames[target.index]}”`, shown.cells.filter((cell) => cell.i === target.index));
+      else if (onWord) this.fillPairs(`Pairs of “${shown.documentNames[target.index]}”`, shown.cells.filter((cell) => cell.j === target.index));
+      else this.fillPairs("Strongest pairs", shown.top);
+    }
+  }
+
+  for (const source of data.sections) {
+    const section = new Section(source);
+    root.insertBefore(section.node, root.querySelector("footer"));
+    section.paint();
+  }
+})();
