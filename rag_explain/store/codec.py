@@ -52,9 +52,7 @@ def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes
     """
     if precision not in _CODES:
         raise InvalidInput(f"precision must be one of {', '.join(_CODES)}, not {precision!r}")
-    if not (
-        np.isfinite(factors.rows).all() and np.isfinite(factors.rest).all() and math.isfinite(factors.norm)
-    ):
+    if not (np.isfinite(factors.rows).all() and np.isfinite(factors.rest).all() and math.isfinite(factors.norm)):
         raise StoreError("factors with infinite or undefined numbers are not kept")
     precision, packed, kept = _pack(factors.rows, precision)
     loss = _relative(kept - factors.rows, factors.rows)
@@ -73,9 +71,7 @@ def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes
         *(_MAGIC, _VERSION, _CODES[precision], factors.truncated, n, h, len(about), values),
         *(factors.norm, error, loss, key),
     )
-    tail = [
-        np.ascontiguousarray(array, "<f4").tobytes() for array in (factors.rest, factors.embedding, *extra)
-    ]
+    tail = [np.ascontiguousarray(array, "<f4").tobytes() for array in (factors.rest, factors.embedding, *extra)]
     body = b"".join((header, about, *packed, *tail))
     if len(body) + _CHECKSUM > MAX_BYTES:
         raise StoreError(f"factors of {len(body) >> 20} MiB are not kept: the limit is {MAX_BYTES >> 20} MiB")
@@ -141,12 +137,6 @@ def stored_precision(data: bytes) -> Precision:
     return _NAMES[_HEADER.unpack_from(data)[2]]
 
 
-def as_kept(key: bytes, factors: Factors, precision: Precision = "fp16") -> tuple[bytes, Factors]:
-    """The bytes, and the factors as every later reader will see them."""
-    data = encode(key, factors, precision)
-    return data, decode(key, data)
-
-
 # ---------------------------------------------------------------------- rows
 
 
@@ -170,9 +160,7 @@ def _pack(rows: Array, precision: Precision) -> tuple[Precision, list[bytes], ND
     return "fp32", [np.ascontiguousarray(rows, "<f4").tobytes()], rows
 
 
-def _unpack(
-    view: memoryview, at: int, n: int, h: int, precision: Precision
-) -> tuple[NDArray[np.float32], int]:
+def _unpack(view: memoryview, at: int, n: int, h: int, precision: Precision) -> tuple[NDArray[np.float32], int]:
     """The (n, h) rows that begin at byte `at`, and where they end. Lengths have been checked."""
     if precision == "int8":
         step = np.frombuffer(view, "<f2", n, at).astype(np.float32)[:, None]

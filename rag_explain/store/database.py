@@ -42,6 +42,7 @@ _SCHEMA = {
     "quarantine": "CREATE TABLE quarantine (key BLOB PRIMARY KEY, data BLOB, reason TEXT, found INTEGER)",
     "state": "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
 }
+_PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "secure_delete=ON", "synchronous=FULL")
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "ceph", "afs", "gpfs", "beegfs", "glusterfs")
@@ -104,9 +105,7 @@ class Database:
         self._pid = os.getpid()
         self._closed = False
         if self.folder.exists() and not self.folder.is_dir():
-            raise StoreError(
-                f"{self.folder} is a file: a store is a folder, give the path of one or of a new one"
-            )
+            raise StoreError(f"{self.folder} is a file: a store is a folder, give the path of one or of a new one")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -157,18 +156,17 @@ class Database:
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
-                    with suppress(
-                        sqlite3.Error
-                    ):  # the first error says what happened; closing rolls back as well
+                    with suppress(sqlite3.Error):  # the first error says what happened; closing rolls back as well
                         connection.execute("ROLLBACK")
                 raise
             return result
 
-    def maintain(self, pragma: str) -> None:
-        """Run a PRAGMA that must stand outside a transaction."""
+    def give_back(self) -> None:
+        """Return free pages to the filesystem."""
         try:
             with self._connection() as connection:
-                connection.execute(f"PRAGMA {pragma}").fetchall()
+                # Not execute: it would take one step of a statement that frees one page per step.
+                connection.executescript("PRAGMA incremental_vacuum")
         except sqlite3.Error as error:
             raise StoreError(f"the store {self.folder} failed: {error}") from error
 
@@ -199,12 +197,7 @@ class Database:
             connection.close()
             raise
         with self._lock:
-            if (
-                not self._closed
-                and file == self._file
-                and self._pid == os.getpid()
-                and len(self._idle) < _POOL
-            ):
+            if not self._closed and file == self._file and self._pid == os.getpid() and len(self._idle) < _POOL:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -276,9 +269,7 @@ class Database:
                 connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             if connection.execute("PRAGMA journal_mode").fetchone()[0].upper() != self.journal:
                 connection.execute("PRAGMA busy_timeout=500")
-                with suppress(
-                    sqlite3.OperationalError
-                ):  # another process uses it in its own mode: that one serves
+                with suppress(sqlite3.OperationalError):  # another process uses it in its own mode: that one serves
                     connection.execute(f"PRAGMA journal_mode={self.journal}").fetchall()
                 connection.execute(f"PRAGMA busy_timeout={int(self._timeout * 1000)}")
             connection.execute("BEGIN IMMEDIATE")
@@ -308,7 +299,8 @@ def damaged_files(folder: Path) -> list[Path]:
 
 def open_damaged(folder: Path) -> sqlite3.Connection:
     """The file that was set aside, to be read as far as it goes."""
-    connection = _open(folder / DAMAGED, "mode=rw", 5.0)
+    # SQLite refuses a file that is shorter than its header says, unless its schema may be repaired.
+    connection = _open(folder / DAMAGED, "mode=rw", 5.0, "writable_schema=ON", "query_only=ON")
     try:
         _check(connection)
     except BaseException:
@@ -317,7 +309,7 @@ def open_damaged(folder: Path) -> sqlite3.Connection:
     return connection
 
 
-def _open(path: Path, options: str, timeout: float) -> sqlite3.Connection:
+def _open(path: Path, options: str, timeout: float, *first: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"{path.as_uri()}?{options}", timeout=timeout, uri=True, isolation_level=None, check_same_thread=False
     )
@@ -327,13 +319,7 @@ def _open(path: Path, options: str, timeout: float) -> sqlite3.Connection:
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.setlimit(sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 0)
     try:
-        for pragma in (
-            "trusted_schema=OFF",
-            "cell_size_check=ON",
-            "mmap_size=0",
-            "secure_delete=ON",
-            "synchronous=FULL",
-        ):
+        for pragma in (*first, *_PRAGMAS):
             connection.execute(f"PRAGMA {pragma}").fetchall()
     except BaseException:
         connection.close()
@@ -347,9 +333,7 @@ def _check(connection: sqlite3.Connection) -> None:
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise ForeignFile("it is not a store of rag_explain")
     if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"the store was made by a newer rag_explain (format {version}): update, or give another path"
-        )
+        raise StoreError(f"the store was made by a newer rag_explain (format {version}): update, or give another path")
     found = {
         name: sql
         for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master")
@@ -366,9 +350,7 @@ def _empty(connection: sqlite3.Connection) -> bool:
 
 def _writable(folder: Path, path: Path) -> bool:
     effective = os.access in os.supports_effective_ids
-    return all(
-        os.access(p, os.W_OK, effective_ids=effective) for p in (folder, path) if p == folder or p.exists()
-    )
+    return all(os.access(p, os.W_OK, effective_ids=effective) for p in (folder, path) if p == folder or p.exists())
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -13,33 +13,33 @@ from hashlib import blake2b
 from typing import Any
 
 from rag_explain.errors import InvalidInput
-from rag_explain.types import Role
+from rag_explain.types import Embedded, Role
 
 KEY_BYTES = 32
 
 
 def factors_key(
-    embedded: str,
+    text: str | Embedded,
     *,
     role: Role,
     fingerprint: str,
     method: str,
     settings: Mapping[str, Any],
     precision: str,
-    text: str | None = None,
 ) -> bytes:
     """The 32-byte key of one text's factors.
 
     Args:
-        embedded: the exact string that went into the encoder.
+        text: the exact string that goes into the encoder, and where the caller's own text begins and ends in it: the
+            tokens' offsets point there.
         fingerprint: of the encoder: weights, tokenizer, pooling, prompts, maximum length.
         settings: of the method; plain data that JSON can hold.
-        precision: how the factors are computed and kept.
-        text: the caller's own string, where it is not `embedded`: the tokens' offsets point into it.
+        precision: in which the factors are kept.
     """
+    passage = text if isinstance(text, Embedded) else Embedded(text)
     fields = (
-        embedded,
-        embedded if text is None else text,
+        passage.string,
+        f"{passage.start}:{passage.end}",
         role,
         fingerprint,
         method,
@@ -59,6 +59,4 @@ def _canonical(settings: Mapping[str, Any]) -> str:
     try:
         return json.dumps(dict(settings), sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"settings must be plain data (numbers, strings, lists, dicts): {error}"
-        ) from error
+        raise InvalidInput(f"settings must be plain data (numbers, strings, lists, dicts): {error}") from error

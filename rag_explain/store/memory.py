@@ -206,9 +206,7 @@ class SingleFlight:
         self._lock = threading.Lock()
         self._flights: dict[bytes, _Flight] = {}
 
-    def run(
-        self, keys: Sequence[bytes], compute: Callable[[list[bytes]], Mapping[bytes, T]]
-    ) -> dict[bytes, T]:
+    def run(self, keys: Sequence[bytes], compute: Callable[[list[bytes]], Mapping[bytes, T]]) -> dict[bytes, T]:
         """`compute` for those of the keys that nobody is computing, and other threads' results for the rest.
 
         When another thread's computation fails, its keys are computed here: its error is its own.

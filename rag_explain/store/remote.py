@@ -87,9 +87,7 @@ class Bucket:
         import asyncio
 
         async def all_of_them() -> None:
-            await asyncio.gather(
-                *(self._obstore.put_async(self._store, name, data) for name, data in items.items())
-            )
+            await asyncio.gather(*(self._obstore.put_async(self._store, name, data) for name, data in items.items()))
 
         asyncio.run(all_of_them())
 
@@ -121,9 +119,7 @@ class Remote:
     name = "remote"
     readonly = False
 
-    def __init__(
-        self, objects: Objects, *, timeout: float = 2.0, patience: float = 60.0, pause: float = 60.0
-    ) -> None:
+    def __init__(self, objects: Objects, *, timeout: float = 2.0, patience: float = 60.0, pause: float = 60.0) -> None:
         self._objects = objects
         self._timeout = timeout
         self._patience = patience

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 DEFAULT_LIMIT = 10 * 2**30
 _CHUNK = 200  # keys in one statement, rows in one transaction
 _QUARANTINED = 16  # damaged rows that are kept to be looked at
+_HOPELESS = 1000  # unreadable rows in a row, after which a damaged file is given up
 _TOUCHES = 10_000  # uses remembered between two writes
 
 
@@ -68,9 +69,7 @@ class Disk:
         """Those of the keys that are kept, without reading their data."""
         found: set[bytes] = set()
         for chunk in chunks(keys, _CHUNK):
-            found.update(
-                row[0] for row in self._read(f"SELECT key FROM uses WHERE key IN {_marks(chunk)}", chunk)
-            )
+            found.update(row[0] for row in self._read(f"SELECT key FROM uses WHERE key IN {_marks(chunk)}", chunk))
         return found
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -119,8 +118,7 @@ class Disk:
                 (reason, int(time.time()), key),
             )
             connection.execute(
-                "DELETE FROM quarantine WHERE key NOT IN"
-                " (SELECT key FROM quarantine ORDER BY found DESC LIMIT ?)",
+                "DELETE FROM quarantine WHERE key NOT IN (SELECT key FROM quarantine ORDER BY found DESC LIMIT ?)",
                 (_QUARANTINED,),
             )
             connection.execute("DELETE FROM rows WHERE key = ?", (key,))
@@ -165,7 +163,7 @@ class Disk:
     def prune(self, max_bytes: int) -> int:
         """Drop the rows that were used longest ago, and give the space back to the filesystem."""
         gone = self._database.write(lambda connection: self._evict(connection, max_bytes))
-        self._database.maintain("incremental_vacuum")
+        self._database.give_back()
         return gone
 
     # ------------------------------------------------------------------ looking after it
@@ -235,9 +233,7 @@ class Disk:
 
     def _put(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         now = int(time.time())
-        connection.executemany(
-            "INSERT OR REPLACE INTO rows VALUES (?, ?)", [(row.key, row.data) for row in rows]
-        )
+        connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", [(row.key, row.data) for row in rows])
         connection.executemany(
             "INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", [(row.key, now, len(row.data)) for row in rows]
         )
@@ -251,17 +247,18 @@ class Disk:
     def _touch(self, connection: sqlite3.Connection) -> None:
         with self._lock:
             touched, self._touched = self._touched, {}
-        connection.executemany(
-            "UPDATE uses SET used = ? WHERE key = ?", [(at, key) for key, at in touched.items()]
-        )
+        connection.executemany("UPDATE uses SET used = ? WHERE key = ?", [(at, key) for key, at in touched.items()])
 
     def _evict(self, connection: sqlite3.Connection, max_bytes: int) -> int:
         """Drop the rows used longest ago until the pages in use take at most `max_bytes`."""
         gone = 0
-        while _bytes_in_use(connection) > max_bytes:
-            oldest = [
-                row[0] for row in connection.execute("SELECT key FROM uses ORDER BY used, key LIMIT 16")
-            ]
+        while (excess := _bytes_in_use(connection) - max_bytes) > 0:
+            oldest: list[bytes] = []
+            for key, size in connection.execute("SELECT key, size FROM uses ORDER BY used, key LIMIT ?", [_CHUNK]):
+                oldest.append(key)
+                excess -= size
+                if excess <= 0:
+                    break
             if not oldest:
                 break
             for table in ("rows", "uses", "documents"):
@@ -279,20 +276,28 @@ class Disk:
 
 def _bytes_in_use(connection: sqlite3.Connection) -> int:
     pages, free, size = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("page_count", "freelist_count", "page_size")
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )
     return int((pages - free) * size)
 
 
 def _salvage(connection: sqlite3.Connection) -> Iterator[Row]:
-    """The rows of a damaged file, one by one, as far as SQLite can read them."""
-    for (key,) in connection.execute("SELECT key FROM uses").fetchall():
-        with suppress(sqlite3.Error):
-            data = connection.execute("SELECT data FROM rows WHERE key = ?", [key]).fetchone()
+    """The rows of a damaged file, one by one, stepping over those that SQLite cannot read."""
+    at, failures = 0, 0
+    while failures < _HOPELESS:
+        try:
+            found = connection.execute(
+                "SELECT rowid, key, data FROM rows WHERE rowid > ? ORDER BY rowid LIMIT 1", [at]
+            ).fetchone()
+        except sqlite3.Error:
+            at, failures = at + 1, failures + 1
+            continue
+        if found is None:
+            return
+        (at, key, data), failures = found, 0
+        with suppress(sqlite3.Error):  # a row whose owners are lost could never be forgotten: it stays behind
             owners = connection.execute("SELECT id FROM documents WHERE key = ?", [key]).fetchall()
-            if data is not None:
-                yield Row(key, data[0], tuple(row[0] for row in owners))
+            yield Row(key, data, tuple(row[0] for row in owners))
 
 
 def _marks(values: Sequence[Any]) -> str:

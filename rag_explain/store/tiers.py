@@ -77,7 +77,7 @@ class Store:
         self._gate = threading.Lock()  # nothing with an owner is kept while a document is being forgotten
         self._forgotten = 0
         self._disk_forgets = 0
-        self._epoch = self._forgets()
+        self._followed = self._read_disk_forgets()
 
     @property
     def precision(self) -> str:
@@ -193,10 +193,10 @@ class Store:
                 except StoreError as error:
                     failed.append(f"{tier.name}: {error}")
             self._memory.forget(keys=gone)
+            if self._read_disk_forgets() == self._followed + 1:
+                self._followed += 1  # that was us: nothing else has to leave memory
         if failed:
-            raise StoreError(
-                f"the documents are not erased everywhere ({'; '.join(failed)}): forget them again"
-            )
+            raise StoreError(f"the documents are not erased everywhere ({'; '.join(failed)}): forget them again")
         return len(gone)
 
     def verify(self) -> dict[str, dict[str, int]]:
@@ -252,28 +252,29 @@ class Store:
     def _tiers(self) -> list[Tier]:
         return [tier for tier in (self._disk, self._remote) if tier is not None]
 
-    def _forgets(self) -> int:
-        """A number that changes when anybody forgets anything, in this process or on the same disk."""
+    def _read_disk_forgets(self) -> int:
         if self._disk is not None:
             self._disk_forgets = self._try(self._disk, "get", self._disk.forgets, self._disk_forgets)
-        return self._forgotten + self._disk_forgets
+        return self._disk_forgets
+
+    def _forgets(self) -> int:
+        """A number that changes when anybody forgets anything, in this process or on the same disk."""
+        return self._forgotten + self._read_disk_forgets()
 
     def _follow_forgets(self) -> int:
-        """Drop what memory holds when somebody forgot something: it may be among it."""
-        now = self._forgets()
-        if now != self._epoch:
+        """Drop what memory holds when another process forgot something: it may be among it."""
+        now = self._read_disk_forgets()
+        if now != self._followed:
             self._memory.clear()
-            self._epoch = now
-        return now
+            self._followed = now
+        return self._forgotten + now
 
     def _try(self, tier: Tier, kind: str, call: Callable[[], T], otherwise: T) -> T:
         try:
             return call()
         except StoreError as error:
             doing = "read" if kind == "get" else "written"
-            self._once.warn(
-                f"{tier.name} {kind}", f"{tier.name} cannot be {doing}, factors are computed here: {error}"
-            )
+            self._once.warn(f"{tier.name} {kind}", f"{tier.name} cannot be {doing}, factors are computed here: {error}")
             return otherwise
 
     def _keep(self, tier: Tier, rows: Sequence[Row]) -> None:
