@@ -2,13 +2,12 @@
 
     header     magic, version, precision, flags, shape, lengths, norm, errors, the key
     about      JSON: tokens, role, method, settings, fingerprint, unit, references
-    payload    for int8 scales (n,) fp16; rows (n, h); in fp32 rest (h,), embedding (h,), reference arrays
+    payload    for int8 scales (n,) fp16; rows (n, h); in fp32 rest (h,), embedding (h,)
     checksum   XXH3-128 over all of the above
 
 Bytes may come from anywhere: every length is checked against the bytes at hand before anything is allocated,
 nothing is unpickled, and whatever does not add up is a `FormatError`, which a store treats as a miss. The
-checksum finds damage, not forgery: whoever can write to a store can write wrong factors with a right
-checksum.
+checksum finds damage, not forgery: whoever can write to a store can write wrong factors with a right checksum.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _VERSION = 1
 _CODES: dict[Precision, int] = {"fp32": 0, "fp16": 1, "int8": 2}
 _NAMES = {code: name for name, code in _CODES.items()}
 _ITEM = {"fp32": 4, "fp16": 2, "int8": 1}
-# magic, version, precision, truncated, n, h, bytes of about, reference values, norm, error, loss, key
-_HEADER = struct.Struct(f"<4sHBBIIII3d{KEY_BYTES}s")
+# magic, version, precision, truncated, n, h, bytes of about, norm, error, loss, key
+_HEADER = struct.Struct(f"<4sHBBIII4x3d{KEY_BYTES}s")
 _CHECKSUM = 16
 _PARTS = frozenset(get_args(Part))
 _ROLES = frozenset(get_args(Role))
@@ -59,19 +58,14 @@ def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes
     error = factors.error
     if precision != "fp32":
         error = _relative(kept.sum(0, dtype=np.float64) + factors.rest - factors.embedding, factors.embedding)
-    references, extra = _split(factors.references)
-    try:
-        about = json.dumps(_about(factors, references), separators=(",", ":")).encode("ascii")
-        about += b" " * (-len(about) % 8)  # arrays that begin at a multiple of 8 are read without a copy
-    except (TypeError, ValueError) as problem:
-        raise StoreError(f"these factors cannot be kept: {problem}") from problem
+    about = json.dumps(_about(factors), separators=(",", ":")).encode("ascii")
+    about += b" " * (-len(about) % 8)  # arrays that begin at a multiple of 8 are read without a copy
     n, h = factors.rows.shape
-    values = sum(array.size for array in extra)
     header = _HEADER.pack(
-        *(_MAGIC, _VERSION, _CODES[precision], factors.truncated, n, h, len(about), values),
+        *(_MAGIC, _VERSION, _CODES[precision], factors.truncated, n, h, len(about)),
         *(factors.norm, error, loss, key),
     )
-    tail = [np.ascontiguousarray(array, "<f4").tobytes() for array in (factors.rest, factors.embedding, *extra)]
+    tail = [np.ascontiguousarray(vector, "<f4").tobytes() for vector in (factors.rest, factors.embedding)]
     body = b"".join((header, about, *packed, *tail))
     if len(body) + _CHECKSUM > MAX_BYTES:
         raise StoreError(f"factors of {len(body) >> 20} MiB are not kept: the limit is {MAX_BYTES >> 20} MiB")
@@ -84,35 +78,34 @@ def decode(key: bytes, data: bytes) -> Factors:
         raise FormatError(f"stored factors must be bytes, not {type(data).__name__}")
     if not _HEADER.size + _CHECKSUM <= len(data) <= MAX_BYTES:
         raise FormatError(f"{len(data)} bytes cannot be stored factors")
-    magic, version, code, truncated, n, h, size, values, norm, error, loss, owner = _HEADER.unpack_from(data)
+    magic, version, code, truncated, n, h, size, norm, error, loss, owner = _HEADER.unpack_from(data)
     if magic != _MAGIC or version != _VERSION or code not in _NAMES:
         raise FormatError(f"stored factors of another format ({magic!r}, version {version}) cannot be read")
     precision = _NAMES[code]
     scales = 2 * n if precision == "int8" else 0
-    expected = _HEADER.size + size + scales + n * h * _ITEM[precision] + 4 * (2 * h + values) + _CHECKSUM
+    expected = _HEADER.size + size + scales + n * h * _ITEM[precision] + 8 * h + _CHECKSUM
     if expected != len(data):
         raise FormatError(f"stored factors declare {expected} bytes and are {len(data)}")
-    view = memoryview(data)
-    if xxhash.xxh3_128_digest(view[:-_CHECKSUM]) != data[-_CHECKSUM:]:
+    if xxhash.xxh3_128_digest(memoryview(data)[:-_CHECKSUM]) != data[-_CHECKSUM:]:
         raise FormatError("stored factors are damaged: their checksum does not match")
     if owner != key:
         raise FormatError("stored factors belong to another key")
     if not (math.isfinite(norm) and math.isfinite(error) and math.isfinite(loss)):
         raise FormatError("stored factors hold undefined numbers")
     at = _HEADER.size + size
-    rows, at = _unpack(view, at, n, h, precision)
-    tail = np.frombuffer(view, "<f4", 2 * h + values, at).astype(np.float32)
+    rows, at = _unpack(data, at, n, h, precision)
+    tail = np.frombuffer(data, "<f4", 2 * h, at).astype(np.float32)
     rows.flags.writeable = tail.flags.writeable = False  # else every Factors would copy them
     # A sum is undefined as soon as one of its terms is: one pass instead of a mask as large as the rows.
     if not (np.isfinite(rows.sum(0)).all() and np.isfinite(tail.sum())):
         raise FormatError("stored factors hold undefined numbers")
     try:
-        about = json.loads(bytes(view[_HEADER.size : _HEADER.size + size]))
+        about = json.loads(data[_HEADER.size : _HEADER.size + size])
         return Factors(
             tokens=_tokens(about, n),
             rows=rows,
             rest=tail[:h],
-            embedding=tail[h : 2 * h],
+            embedding=tail[h:],
             norm=norm,
             role=_one_of(about["role"], _ROLES),
             method=_text(about["method"]),
@@ -121,7 +114,7 @@ def decode(key: bytes, data: bytes) -> Factors:
             unit=_one_of(about["unit"], _UNITS),
             truncated=bool(truncated),
             error=error,
-            references=_join(about["references"], tail[2 * h :]),
+            references=None if about["references"] is None else _mapping(about["references"]),
         )
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as problem:
         raise FormatError(f"stored factors are damaged: {problem!r}") from problem
@@ -129,7 +122,7 @@ def decode(key: bytes, data: bytes) -> Factors:
 
 def stored_loss(data: bytes) -> float:
     """|rows as kept - rows as computed| / |rows as computed|, measured when they were encoded."""
-    return float(_HEADER.unpack_from(data)[10])
+    return float(_HEADER.unpack_from(data)[9])
 
 
 def stored_precision(data: bytes) -> Precision:
@@ -160,15 +153,15 @@ def _pack(rows: Array, precision: Precision) -> tuple[Precision, list[bytes], ND
     return "fp32", [np.ascontiguousarray(rows, "<f4").tobytes()], rows
 
 
-def _unpack(view: memoryview, at: int, n: int, h: int, precision: Precision) -> tuple[NDArray[np.float32], int]:
+def _unpack(data: bytes, at: int, n: int, h: int, precision: Precision) -> tuple[NDArray[np.float32], int]:
     """The (n, h) rows that begin at byte `at`, and where they end. Lengths have been checked."""
     if precision == "int8":
-        step = np.frombuffer(view, "<f2", n, at).astype(np.float32)[:, None]
+        step = np.frombuffer(data, "<f2", n, at).astype(np.float32)[:, None]
         at += 2 * n
-        levels = np.frombuffer(view, np.int8, n * h, at).reshape(n, h)
+        levels = np.frombuffer(data, np.int8, n * h, at).reshape(n, h)
         return levels.astype(np.float32) * step, at + n * h
     kind = "<f4" if precision == "fp32" else "<f2"
-    rows = np.frombuffer(view, kind, n * h, at).reshape(n, h).astype(np.float32, copy=False)
+    rows = np.frombuffer(data, kind, n * h, at).reshape(n, h).astype(np.float32, copy=False)
     return rows, at + n * h * _ITEM[precision]
 
 
@@ -180,7 +173,7 @@ def _relative(difference: NDArray[Any], whole: NDArray[Any]) -> float:
 # ---------------------------------------------------------------------- everything else
 
 
-def _about(factors: Factors, references: dict[str, Any] | None) -> dict[str, Any]:
+def _about(factors: Factors) -> dict[str, Any]:
     tokens = factors.tokens
     return {
         "starts": [token.start for token in tokens],
@@ -193,7 +186,7 @@ def _about(factors: Factors, references: dict[str, Any] | None) -> dict[str, Any
         "settings": dict(factors.settings),
         "fingerprint": factors.fingerprint,
         "unit": factors.unit,
-        "references": references,
+        "references": None if factors.references is None else dict(factors.references),
     }
 
 
@@ -207,39 +200,6 @@ def _tokens(about: dict[str, Any], n: int) -> tuple[Token, ...]:
     if not _PARTS.issuperset(parts) or any(not 0 <= a <= b for a, b in zip(starts, ends, strict=True)):
         raise ValueError("tokens out of range")
     return tuple(map(Token, texts, starts, ends, parts, pieces))
-
-
-def _split(references: Any) -> tuple[dict[str, Any] | None, list[NDArray[np.float32]]]:
-    """References with their arrays taken out: JSON says their shapes, the payload holds their values."""
-    if references is None:
-        return None, []
-    plain: dict[str, Any] = {}
-    arrays: list[NDArray[np.float32]] = []
-    for name, value in references.items():
-        if isinstance(value, np.ndarray):
-            plain[name] = {"shape": list(value.shape)}
-            arrays.append(value.astype(np.float32))
-        else:
-            plain[name] = {"value": value.item() if isinstance(value, np.generic) else value}
-    return plain, arrays
-
-
-def _join(plain: Any, values: NDArray[np.float32]) -> dict[str, Any] | None:
-    """The inverse of `_split`."""
-    if plain is None:
-        return None
-    references: dict[str, Any] = {}
-    at = 0
-    for name, item in _mapping(plain).items():
-        if "value" in item:
-            references[name] = item["value"]
-            continue
-        size = math.prod(item["shape"])
-        if any(side < 0 for side in item["shape"]) or at + size > len(values):
-            raise ValueError("references out of range")
-        references[name] = values[at : at + size].reshape(item["shape"])
-        at += size
-    return references
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEFAULT_BUDGET = 2**30
+DEFAULT_BUDGET = 2**29
 _TOKEN_BYTES = 256  # a Token with its two strings, about
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 _SMOOTHING = 0.2  # weight of the newest measurement
 
@@ -48,13 +49,13 @@ class SkiRental:
                 self._spent.popitem(last=False)
             return False
 
-    def observe_build(self, seconds: float, document_tokens: int) -> None:
-        """Learn from a build that took `seconds`."""
-        self._learn("build", seconds / ((document_tokens + 1) * max(1, document_tokens)))
+    def observe_build(self, seconds: float, document_tokens: Sequence[int]) -> None:
+        """Learn from a batch of builds that took `seconds` together."""
+        self._learn("build", seconds / sum((n + 1) * max(1, n) for n in document_tokens))
 
-    def observe_cold(self, seconds: float, query_tokens: int, document_tokens: int) -> None:
-        """Learn from a cold explanation that took `seconds`."""
-        self._learn("cold", seconds / ((query_tokens + 1) * max(1, document_tokens)))
+    def observe_cold(self, seconds: float, query_tokens: int, document_tokens: Sequence[int]) -> None:
+        """Learn from a batch of cold explanations that took `seconds` together."""
+        self._learn("cold", seconds / sum((query_tokens + 1) * max(1, n) for n in document_tokens))
 
     def _learn(self, kind: str, seconds: float) -> None:
         other = "cold" if kind == "build" else "build"

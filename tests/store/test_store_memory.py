@@ -101,7 +101,7 @@ def test_forgetting_a_document_drops_all_it_owns() -> None:
     memory.link(b"absent", ["c"])
     assert memory.forget(["b"]) == {b"2"}
     assert memory.forget(["a", "c", "unknown"]) == {b"1", b"3"}
-    assert memory.info()["cpu"] == {"documents": 0, "bytes": 0, "budget": 2**30}
+    assert memory.info()["cpu"] == {"documents": 0, "bytes": 0, "budget": 2**29}
 
 
 def test_what_was_evicted_leaves_no_owner_behind() -> None:

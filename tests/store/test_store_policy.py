@@ -18,11 +18,11 @@ def replay(policy: SkiRental, looks: list[int], query: int, document: int) -> fl
         if look in kept:
             continue
         if policy.should_build(bytes([look]), query, document):
-            policy.observe_build(build, document)
+            policy.observe_build(build, [document])
             cost += build
             kept.add(look)
         else:
-            policy.observe_cold(cold, query, document)
+            policy.observe_cold(cold, query, [document])
             cost += cold
     return cost
 
@@ -31,8 +31,8 @@ def replay(policy: SkiRental, looks: list[int], query: int, document: int) -> fl
 @pytest.mark.parametrize(("query", "document"), [(5, 200), (13, 105), (40, 60), (80, 20)])
 def test_never_more_than_twice_the_cost_of_knowing_the_future(looks: int, query: int, document: int) -> None:
     policy = SkiRental()
-    policy.observe_build(BUILD * (document + 1) * document, document)
-    policy.observe_cold(COLD * (query + 1) * document, query, document)
+    policy.observe_build(BUILD * (document + 1) * document, [document])
+    policy.observe_cold(COLD * (query + 1) * document, query, [document])
     build, cold = BUILD * (document + 1) * document, COLD * (query + 1) * document
     assert replay(policy, [0] * looks, query, document) <= 2 * min(build, looks * cold) + 1e-9
 
@@ -62,10 +62,10 @@ def test_the_first_measurement_rescales_what_was_spent_before() -> None:
     policy = SkiRental()
     policy.should_build(b"k", 9, 100)
     before = policy._spent[b"k"] / policy.estimate_build(100)
-    policy.observe_cold(1.0, 9, 100)
+    policy.observe_cold(1.0, 9, [100])
     assert policy._spent[b"k"] / policy.estimate_build(100) == pytest.approx(before)
     assert policy.estimate_cold(9, 100) == pytest.approx(1.0)
-    policy.observe_build(50.0, 100)
+    policy.observe_build(50.0, [100])
     assert policy.estimate_build(100) == pytest.approx(50.0)
     assert policy.estimate_cold(9, 100) == pytest.approx(1.0)
 
@@ -73,7 +73,7 @@ def test_the_first_measurement_rescales_what_was_spent_before() -> None:
 def test_it_learns_from_later_measurements() -> None:
     policy = SkiRental()
     for _ in range(50):
-        policy.observe_build(3.0, 10)
+        policy.observe_build(3.0, [10])
     for _ in range(50):
-        policy.observe_build(1.0, 10)
+        policy.observe_build(1.0, [10])
     assert policy.estimate_build(10) == pytest.approx(1.0, rel=0.01)
