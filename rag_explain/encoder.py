@@ -192,7 +192,8 @@ class Encoder:
     def norms(self, embeddings: Tensor) -> Tensor:
         """(D,): what each embedding is divided by in the score."""
         if self.metric == "cosine" or self._normalizes:
-            return torch.linalg.vector_norm(embeddings, dim=-1).clamp_min(torch.finfo(embeddings.dtype).tiny)
+            lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=-1)
+            return lengths.clamp_min(torch.finfo(embeddings.dtype).tiny)
         return torch.ones_like(embeddings[:, 0])
 
     @property

@@ -1,8 +1,8 @@
 """Slow oracles, written from the equations and sharing nothing with the library but the model.
 
 LRP by the rules of Ali et al. (2022) is gradient x input of a network in which attention probabilities, norm
-denominators and activation ratios are detached. Here that network is a copy of the model whose modules are rewritten one
-by one, and the gradient is taken by one ordinary backward pass per embedding dimension: the papers' own way.
+denominators and activation ratios are detached. Here that network is a copy of the model whose modules are rewritten
+one by one, and the gradient is taken by one ordinary backward pass per embedding dimension: the papers' own way.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ def _apply_rules(model: SentenceTransformer, *, gated: bool) -> None:
         elif name.endswith("RMSNorm") or name == "T5LayerNorm":
             module.forward = _rms_norm(module)
         elif name == "Tanh" or type(module).__module__.endswith(("activations", "activation")):
-            if not isinstance(module, nn.Identity) and not list(module.children()):
-                alone = name == "Tanh" or not gated
-                module.forward = _activation(module.forward) if alone else _gate(module.forward)
+            alone = name == "Tanh" or not gated
+            module.forward = _activation(module.forward) if alone else _gate(module.forward)
 
 
 def _layer_norm(module: nn.LayerNorm) -> Callable[[Tensor], Tensor]:

@@ -131,7 +131,8 @@ def test_metadata_in_front_of_the_text():
     explanation = Explainer(tiny("bert")).explain("cat", passage)
     assert explanation.document == "the cat sat on the mat"
     parts = [token.part for token in explanation.document_tokens]
-    assert parts[1] == "metadata" and parts.count("text") >= 6
+    assert parts[1] == "metadata"
+    assert parts.count("text") >= 6
     for token in explanation.document_tokens:
         assert token.text == explanation.document[token.start : token.end]
 
@@ -147,10 +148,10 @@ def test_an_activation_that_is_not_zero_at_zero_is_refused():
 
 
 def test_a_wrong_rule_is_caught_by_the_check(monkeypatch):
-    def derivative_instead_of_ratio(self, *tangents):
-        return operations.lift(tangents[0], len(self.shape)) * self.factor * 1.01
+    def one_per_cent_too_much(self, space, spent, *tangents):
+        return self.push(*tangents) * 1.01
 
-    monkeypatch.setattr(operations.Scale, "push", derivative_instead_of_ratio)
+    monkeypatch.setattr(operations.Scale, "run", one_per_cent_too_much)
     with pytest.raises(CheckFailed, match="misses the embedding"):
         Explainer(tiny("bert"))
 
@@ -245,14 +246,13 @@ def test_threads_explain_while_another_encodes():
 
     def explain() -> None:
         for _ in range(5):
-            for text, matrix in zip(texts, expected, strict=True):
-                if not np.array_equal(explainer.explain("the moon", text).matrix, matrix):
-                    failures.append("explanation")
+            found = [explainer.explain("the moon", text).matrix for text in texts]
+            if not all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True)):
+                failures.append("explanation")
 
     def encode() -> None:
-        for _ in range(20):
-            if not np.array_equal(model.encode(texts), encoded):
-                failures.append("encode")
+        if not all(np.array_equal(model.encode(texts), encoded) for _ in range(20)):
+            failures.append("encode")
 
     threads = [threading.Thread(target=target) for target in (explain, explain, encode)]
     for thread in threads:

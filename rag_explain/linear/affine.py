@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from rag_explain.linear.operations import Operation, count
+from rag_explain.linear.operations import Operation, Workspace, count
 
 # Tangents are cut into chunks whose intermediate values fit in this many bytes: large enough that every product is a
 # big one, small enough to stay near the processor and never to be the reason a machine runs out of memory.
-DEFAULT_BUDGET = 128 * 2**20
+DEFAULT_BUDGET = 64 * 2**20
 
 
 class AffineMap:
@@ -35,16 +35,27 @@ class AffineMap:
         self._last_use = _last_use(self.operations, output)
         self._per_tangent = _peak(self.operations, self._last_use, source, hidden.shape) * hidden.element_size()
 
-    def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
-        """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects every bias on the way."""
+    def push(self, tangents: Tensor, *, bias: int | None = None, space: Workspace | None = None) -> Tensor:
+        """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects every bias on the way.
+
+        With a workspace, the tangents themselves are used up.
+        """
+        keep = tangents if space is None else None
+        space = space or Workspace()
         live = {self._source: tangents}
-        for step, operation in enumerate(self.operations):
-            out = operation.push(*(live[slot] for slot in operation.inputs))
+        for operation, dying in zip(self.operations, self._last_use, strict=True):
+            inputs = [live[slot] for slot in operation.inputs]
+            dead = [live.pop(slot) for slot in dying if slot in live]
+            spent: list[bool] = []
+            if operation.overwrites:
+                spent = [any(t is d for d in dead) and _alone(t, live.values(), keep) for t in inputs]
+            out = operation.run(space, spent, *inputs)
             if bias is not None and operation.constant is not None:
                 out[bias] += operation.constant
             live[operation.output] = out
-            for slot in self._last_use[step]:
-                live.pop(slot, None)
+            for tangent in dead:
+                if _alone(tangent, live.values(), keep):
+                    space.give(tangent)
         return live[self._output]
 
     def pull(self, cotangents: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,25 +89,44 @@ class AffineMap:
         """
         values = self.hidden if weights is None else weights
         documents, length, _ = values.shape
-        result = values.new_empty(length + 1, documents, self.embedding.shape[-1])
+        width = self.embedding.shape[-1]
+        if length + 1 > width:  # more tokens than dimensions: the other way round is shorter
+            every = torch.eye(width, dtype=values.dtype, device=values.device)[:, None, :].expand(-1, documents, -1)
+            tokens, rest = self.relevance(every, budget, weights)
+            return tokens.permute(1, 2, 0), rest.transpose(0, 1)
+        result = values.new_empty(length + 1, documents, width)
+        space = Workspace()
         step = self.chunk(budget)
         for start in range(0, length + 1, step):
             stop = min(start + step, length + 1)
             tangents = values.new_zeros(stop - start, *values.shape)
             here = torch.arange(start, min(stop, length), device=values.device)
             tangents[here - start, :, here] = values[:, here].transpose(0, 1)
-            result[start:stop] = self.push(tangents, bias=length - start if stop == length + 1 else None)
+            result[start:stop] = self.push(tangents, bias=length - start if stop == length + 1 else None, space=space)
         return result[:length].transpose(0, 1), result[length]
 
-    def relevance(self, cotangents: Tensor, budget: int = DEFAULT_BUDGET) -> tuple[Tensor, Tensor]:
+    def relevance(
+        self, cotangents: Tensor, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """<cotangent, row of each token>, (C, D, n), and <cotangent, rest>, (C, D), without building rows: C pulls."""
+        values = self.hidden if weights is None else weights
         step = self.chunk(budget)
         tokens, rests = [], []
         for part in cotangents.split(step):
             source, rest = self.pull(part)
-            tokens.append((source * self.hidden).sum(dim=-1))
+            tokens.append((source * values).sum(dim=-1))
             rests.append(rest)
         return torch.cat(tokens), torch.cat(rests)
+
+
+def _alone(tangent: Tensor, others: Iterable[Tensor], keep: Tensor | None) -> bool:
+    """Whether nobody else reads this tangent's memory, and every element of it is an element of the tangent."""
+    memory = tangent.untyped_storage().data_ptr()
+    if keep is not None and keep.untyped_storage().data_ptr() == memory:
+        return False
+    if any(other.untyped_storage().data_ptr() == memory for other in others):
+        return False
+    return 0 not in tangent.stride()
 
 
 def _needed(operations: Sequence[Operation], output: int) -> list[Operation]:

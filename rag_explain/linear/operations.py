@@ -6,18 +6,44 @@ value had in the forward pass; shapes below leave B out where it only travels al
 `<pull(c), t> == <c, push(t)>`: a test holds it for each.
 
 `constant` is what the operation adds that comes from no input (a bias): value_out = push(value_in) + constant.
+
+`run` is `push` for production: it may write into a tangent that nobody needs any more and takes its memory from a
+workspace, because on a CPU fresh memory for a large tangent costs as much as the arithmetic on it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
+
+
+class Workspace:
+    """Memory for tangents, used again and again in one push: buffers by size, taken and given back."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Tensor]] = {}
+        self._lent: dict[int, Tensor] = {}
+
+    def take(self, like: Tensor, *shape: int) -> Tensor:
+        """Uninitialised memory of this shape."""
+        size = math.prod(shape)
+        stock = self._free.get(size)
+        buffer = stock.pop() if stock else like.new_empty(size)
+        self._lent[buffer.data_ptr()] = buffer
+        return buffer.view(shape)
+
+    def give(self, tangent: Tensor) -> None:
+        """The tangent is dead: its memory can be used again if it came from here."""
+        buffer = self._lent.pop(tangent.untyped_storage().data_ptr(), None)
+        if buffer is not None:
+            self._free.setdefault(buffer.numel(), []).append(buffer)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -28,15 +54,17 @@ class Operation:
     output: int
     shape: Shape  # of the output's value, without the batch of tangents
     constant: Tensor | None = None
-    # Whether push may return a view of its input's memory: such an output must not be written to in place while the
-    # input lives.
-    is_view: bool = field(default=False, init=False)
+    overwrites: ClassVar[bool] = False  # whether `run` may write into an input that is spent
 
     def push(self, *tangents: Tensor) -> Tensor:
         raise NotImplementedError
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         raise NotImplementedError
+
+    def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
+        """`push`, where `spent[i]` says that nobody reads input i's memory afterwards."""
+        return self.push(*tangents)
 
     def cast(self, dtype: torch.dtype) -> None:
         """Coefficients in the precision of the tangents: some encoders compute a part of them in another one."""
@@ -50,9 +78,6 @@ class View(Operation):
     """A reshape: (in_shape) -> (shape)."""
 
     in_shape: Shape
-
-    def __post_init__(self) -> None:
-        self.is_view = True
 
     def push(self, *tangents: Tensor) -> Tensor:
         (t,) = tangents
@@ -69,7 +94,6 @@ class Permute(Operation):
     dims: Shape
 
     def __post_init__(self) -> None:
-        self.is_view = True
         self._forth = (0, *(d + 1 for d in self.dims))
         self._back = tuple(sorted(range(len(self._forth)), key=self._forth.__getitem__))
 
@@ -85,9 +109,6 @@ class Expand(Operation):
     """Broadcast of (in_shape) to (shape)."""
 
     in_shape: Shape
-
-    def __post_init__(self) -> None:
-        self.is_view = True
 
     def push(self, *tangents: Tensor) -> Tensor:
         (t,) = tangents
@@ -108,7 +129,6 @@ class Slice(Operation):
     step: int = 1
 
     def __post_init__(self) -> None:
-        self.is_view = True
         self._index = (slice(None),) * (self.dim + 1) + (slice(self.start, self.stop, self.step),)
 
     def push(self, *tangents: Tensor) -> Tensor:
@@ -124,11 +144,16 @@ class Slice(Operation):
 class Scale(Operation):
     """Elementwise product with a frozen tensor, either of which may be broadcast: x -> x * factor."""
 
+    overwrites = True
     in_shape: Shape
     factor: Tensor
 
     def push(self, *tangents: Tensor) -> Tensor:
         return lift(tangents[0], len(self.shape)) * self.factor
+
+    def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
+        (t,) = tangents
+        return t.mul_(self.factor) if spent[0] and self.in_shape == self.shape else self.push(t)
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (sum_to(cotangent * self.factor, self.in_shape),)
@@ -142,6 +167,12 @@ class Linear(Operation):
 
     def push(self, *tangents: Tensor) -> Tensor:
         return tangents[0] @ self.weight
+
+    def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
+        (t,) = tangents
+        out = space.take(t, t.shape[0], *self.shape)
+        torch.mm(t.reshape(-1, t.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
+        return out
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent @ self.weight.mT,)
@@ -184,6 +215,7 @@ def _mix(matrix: Tensor, x: Tensor) -> Tensor:
 class Sum(Operation):
     """signs[0] * x_0 + signs[1] * x_1 + ..., each broadcast to the output's shape."""
 
+    overwrites = True
     in_shapes: tuple[Shape, ...]
     signs: tuple[float, ...]
 
@@ -195,6 +227,13 @@ class Sum(Operation):
         if not others:  # a broadcast with a constant: the output may be larger than the input
             total = total.expand(total.shape[0], *self.shape).clone()
         return total
+
+    def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
+        target = next((i for i, shape in enumerate(self.in_shapes) if spent[i] and shape == self.shape), None)
+        if target is None or len(tangents) != 2 or self.signs[target] != 1 or tangents[0] is tangents[1]:
+            return self.push(*tangents)
+        other = 1 - target
+        return tangents[target].add_(lift(tangents[other], len(self.shape)), alpha=self.signs[other])
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return tuple(
@@ -226,11 +265,16 @@ class Reduce(Operation):
 class Center(Operation):
     """Layer norm with a frozen denominator: x -> (x - mean(x)) * factor over the last axis."""
 
+    overwrites = True
     factor: Tensor  # (..., h): weight / standard deviation
 
     def push(self, *tangents: Tensor) -> Tensor:
         (t,) = tangents
         return (t - t.mean(dim=-1, keepdim=True)).mul_(self.factor)
+
+    def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
+        (t,) = tangents
+        return t.sub_(t.mean(dim=-1, keepdim=True)).mul_(self.factor) if spent[0] else self.push(t)
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         c = cotangent * self.factor

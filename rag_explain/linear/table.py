@@ -123,7 +123,8 @@ def _slice(rec: Recorder, source: Tensor, out: Tensor, dim: int, start: int, sto
 
 @handles(aten.slice)
 def slice_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    source, dim, start, stop, step = [*args, *[0, None, None, 1][len(args) - 1 :]]
+    given: list[Any] = list(args)
+    source, dim, start, stop, step = given + [0, None, None, 1][len(args) - 1 :]
     begin, end, _ = slice(start, stop).indices(source.shape[dim])
     _slice(rec, source, out, dim, begin, end, step)
 

@@ -217,7 +217,7 @@ class _Listener(TorchDispatchMode):
     """Sees every tensor operation of this thread and hands those that matter to the table."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
