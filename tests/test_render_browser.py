@@ -16,6 +16,7 @@ from rag_explain.render.notebook import fragment
 from rag_explain.types import Hits
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
 
@@ -169,6 +170,17 @@ def test_everything_works_from_the_keyboard(show: Open) -> None:
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
+def test_right_to_left_texts_read_and_move_from_right_to_left(show: Open) -> None:
+    page = show(explain("كيف أعيد تعيين كلمة المرور؟", "افتح صفحة تسجيل الدخول").to_html())
+    first = page.locator(".text .w").first
+    first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.textContent") == "صفحة"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().left") < first.bounding_box()["x"]
+    number = page.locator(".words button .num").first
+    assert number.evaluate("node => getComputedStyle(node).direction") == "ltr"
+
+
 def test_a_click_keeps_a_word_until_it_is_clicked_again(show: Open) -> None:
     page = show(explain().to_html())
     word(page, "Forgot").click()
@@ -312,6 +324,15 @@ def test_several_outputs_on_one_notebook_page_do_not_touch_each_other_or_the_pag
     assert page.evaluate(style) == alone.evaluate(style)
     assert page.locator("[id]").count() == 1
     assert page.locator("script, style, link").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_barrier(show: Open, scheme: str) -> None:
+    pages = [write_page([[explain(), explain(method="ij")]]), explain(document=LONG, limit=200).to_html()]
+    for html in (*pages, write_page(hits())):
+        page = show(html, scheme=scheme, bypass_csp=True)  # the checker is a script that the page would refuse
+        results = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response
+        assert [(found["id"], found["nodes"][0]["html"]) for found in results["violations"]] == []
 
 
 def test_empty_pages_are_pages(show: Open) -> None:

@@ -17,6 +17,8 @@
   const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(4);
   const percent = (part, whole) => (whole ? (100 * Math.abs(part) / whole).toFixed(1) : "0.0") + " %";
   const num = (value, className = "") => el("span", `num ${className} ${value < 0 ? "against" : "for"}`, signed(value));
+  // A word keeps its own direction: an arrow between two Arabic words still points from query to document.
+  const named = (text) => el("bdi", "", text);
   const largest = (values) => values.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
   const sum = (values) => values.reduce((total, value) => total + value, 0);
 
@@ -67,7 +69,7 @@
   class Section {
     constructor(source) {
       this.method = source.methods[0] ?? "";
-      this.cards = source.cards.map((card, index) => new Card(this, card, index));
+      this.cards = source.cards.map((card, index) => new Card(this, card, index, source.cards.length === 1));
       this.active = this.cards.find((card) => card.shown) ?? this.cards[0];
       this.hover = null; this.pinned = null;
       this.node = el("section");
@@ -125,6 +127,7 @@
         word.addEventListener("click", () => this.pin(here));
         return word;
       });
+      this.line.classList.toggle("many", this.words.length > 24);
     }
 
     look(target, speak = false) {
@@ -170,7 +173,7 @@
 
     tell(target, shown) {
       if (!target) return [HINT];
-      const bold = (text) => el("b", "", text);
+      const bold = (text) => el("b", "", named(text));
       if (target.other !== undefined) {
         const value = shown.pairs[target.other][target.index];
         return [bold(shown.queryNames[target.other]), " met ", bold(shown.documentNames[target.index]), ": ", num(value),
@@ -181,14 +184,14 @@
       const others = query ? shown.documentNames : shown.queryNames;
       const best = values.map((value, k) => [value, k]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 3);
       const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num(sum(values)), " score units; met "];
-      best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", others[k], " ", num(value)));
+      best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", named(others[k]), " ", num(value)));
       return parts;
     }
   }
 
   class Card {
-    constructor(section, source, index) {
-      this.section = section; this.source = source; this.index = index;
+    constructor(section, source, index, only) {
+      this.section = section; this.source = source; this.index = index; this.only = only;
       this.node = el("article", "card");
       this.draw();
     }
@@ -196,7 +199,7 @@
     draw() {
       const { source, section } = this;
       this.shown = source.shown.find((one) => one.method === section.method) ?? source.shown[0];
-      const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", source.title || (data.open ? "Document" : `Document ${this.index + 1}`));
+      const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", source.title || (this.only ? "Document" : `Document ${this.index + 1}`));
       title.setAttribute("dir", "auto");
       const head = el("header", "", title);
       if (source.facts) head.append(el("span", "facts", source.facts));
@@ -218,16 +221,14 @@
 
     sums() {
       const { shown } = this;
-      const list = el("dl", "sum");
+      const list = el("dl");
       const entry = (className, name, value) => list.append(el("div", className, el("dt", "", name), el("dd", "", value)));
       entry("total", "score", el("span", "num", shown.score.toFixed(4)));
       if (shown.additive) {
         entry("", `${shown.unit}s`, num(shown.score - shown.unattributed));
         entry("", `not attributable to ${shown.unit}s`, num(shown.unattributed));
       }
-      const check = el("div", "check", shown.balance);
-      list.append(check, el("div", "check", shown.source));
-      return list;
+      return el("div", "sum", list, el("span", "check", shown.balance), el("span", "check", shown.source));
     }
 
     document() {
@@ -262,8 +263,9 @@
     key(event, index) {
       if (index < 0) return;
       const place = this.order.indexOf(index);
+      const ahead = getComputedStyle(this.words[index].parentNode).direction === "rtl" ? -1 : 1;
       const next = {
-        ArrowRight: () => this.order[place + 1], ArrowLeft: () => this.order[place - 1],
+        ArrowRight: () => this.order[place + ahead], ArrowLeft: () => this.order[place - ahead],
         ArrowDown: () => this.line(index, 1), ArrowUp: () => this.line(index, -1),
         Home: () => this.order[0], End: () => this.order.at(-1),
       }[event.key];
@@ -303,6 +305,7 @@
       const heads = [["what", `query → document`], ["value", "score units"], ["share", "share"]].map(([name, text]) => {
         const head = el("th", name, text);
         head.scope = "col";
+        if (name === "share") head.title = "of the sum of |pairs|";
         return head;
       });
       this.body = el("tbody");
@@ -320,7 +323,7 @@
     }
 
     fillPairs(title, cells) {
-      this.caption.textContent = title;
+      this.caption.replaceChildren(...title);
       const scale = scales[this.shown.method].pairs;
       this.rows.forEach((row, k) => {
         const cell = cells[k];
@@ -329,7 +332,7 @@
         row.classList.toggle("minus", Boolean(cell) && cell.value < 0);
         what.style.setProperty("--a", cell && scale ? Math.min(1, Math.abs(cell.value) / scale).toFixed(3) : "0");
         if (!cell) { for (const node of row.children) node.replaceChildren(); return; }
-        what.replaceChildren(this.shown.queryNames[cell.i], el("span", "arrow", "→"), this.shown.documentNames[cell.j]);
+        what.replaceChildren(named(this.shown.queryNames[cell.i]), el("span", "arrow", "→"), named(this.shown.documentNames[cell.j]));
         value.replaceChildren(num(cell.value));
         part.textContent = percent(cell.value, this.shown.absolute);
       });
@@ -357,7 +360,7 @@
         row.append(body);
         return row;
       });
-      return this.grid(`By sentence (${texts.length} sentences)`, ["all", ...shown.queryNames, ""], rows);
+      return this.grid(`By sentence (${texts.length} sentences)`, ["all", ...shown.queryNames, "sentence"], rows);
     }
 
     gridRow(name, values, scale, cellOf) {
@@ -414,9 +417,9 @@
         word.classList.toggle("on", Boolean(onWord) && target.index === j);
       });
       if (target?.other !== undefined) return;
-      if (byQuery) this.fillPairs(`Pairs of “${shown.queryNames[target.index]}”`, shown.cells.filter((cell) => cell.i === target.index));
-      else if (onWord) this.fillPairs(`Pairs of “${shown.documentNames[target.index]}”`, shown.cells.filter((cell) => cell.j === target.index));
-      else this.fillPairs("Strongest pairs", shown.top);
+      if (byQuery) this.fillPairs(["Pairs of “", named(shown.queryNames[target.index]), "”"], shown.cells.filter((cell) => cell.i === target.index));
+      else if (onWord) this.fillPairs(["Pairs of “", named(shown.documentNames[target.index]), "”"], shown.cells.filter((cell) => cell.j === target.index));
+      else this.fillPairs(["Strongest pairs"], shown.top);
     }
   }
 
