@@ -110,12 +110,14 @@ class Encoder:
         self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
         for block in _find_blocks(self._transformer):
             block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
-        similarity = model.similarity_fn_name
+        similarity = self._twin.similarity_fn_name  # asking sets a default: not on the caller's model
         self.metric = "dot" if similarity == "dot" else "cosine"
         self.surrogate: str | None = None
         if similarity in ("euclidean", "manhattan"):
             self.surrogate = f"the model compares by {similarity} distance; the cosine is explained instead"
         self._tokenizing = threading.Lock()
+        # The module tree does not change any more; walking it on every call would cost as much as a short query.
+        self._parameters, self._buffers = list(self._twin.parameters()), list(self._twin.buffers())
         self._fingerprint: tuple[tuple[int, ...], str] | None = None
         self.blocks = self._count_blocks()
 
@@ -195,18 +197,18 @@ class Encoder:
 
     @property
     def device(self) -> torch.device:
-        return next(self._twin.parameters()).device
+        return self._parameters[0].device
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self._twin.parameters()).dtype
+        return self._parameters[0].dtype
 
     # ------------------------------------------------------------------ identity
 
     @property
     def fingerprint(self) -> str:
         """A digest of everything that decides an embedding; recomputed when weights were changed in place."""
-        versions = tuple(parameter._version for parameter in self._twin.parameters())
+        versions = tuple(parameter._version for parameter in self._parameters)
         if self._fingerprint is None or self._fingerprint[0] != versions:
             self._fingerprint = (versions, self._digest())
         return self._fingerprint[1]
@@ -258,9 +260,10 @@ class Encoder:
 
     def _follow_device(self) -> None:
         """Weights moved by `model.to(...)` are shared; the twin's own buffers must go along."""
-        for buffer in self._twin.buffers():
-            if buffer.device != self.device:
-                buffer.data = buffer.data.to(self.device)
+        device = self.device
+        for buffer in self._buffers:
+            if buffer.device != device:
+                buffer.data = buffer.data.to(device)
 
 
 class _Visit:
@@ -287,7 +290,6 @@ def _twin(model: SentenceTransformer, device: str | torch.device | None) -> Sent
         twin.to(device)
     for module in twin.modules():
         module._compiled_call_impl = None
-    twin.requires_grad_(False) if not shared else None
     return twin.eval()
 
 

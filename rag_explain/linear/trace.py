@@ -11,7 +11,7 @@ frozen attention nothing below the softmax is) and an error that names the opera
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear.affine import AffineMap
@@ -225,14 +224,23 @@ class _Listener(TorchDispatchMode):
         from rag_explain.linear.table import TABLE, in_place, unknown
 
         kwargs = kwargs or {}
-        nodes = self.recorder.nodes
-        if not nodes or not any(id(leaf) in nodes for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
+        if not _touches(self.recorder.nodes, args) and not _touches(self.recorder.nodes, kwargs.values()):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
             return in_place(self.recorder, func, args, kwargs)
         out = func(*args, **kwargs)
         TABLE.get(func.overloadpacket, unknown)(self.recorder, func, args, kwargs, out)
         return out
+
+
+def _touches(nodes: dict[int, Node], values: Iterable[Any]) -> bool:
+    """Whether any of the arguments of an operation depends on the hidden state; lists of tensors are looked into."""
+    if not nodes:
+        return False
+    return any(
+        id(value) in nodes or (isinstance(value, (list, tuple)) and any(id(item) in nodes for item in value))
+        for value in values
+    )
 
 
 class _WrittenOutAttention(TorchFunctionMode):
@@ -263,10 +271,12 @@ def _attention(
     if is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~causal, float("-inf"))
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
-    weights = torch.softmax(scores, dim=-1)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        # A padded position may be allowed to see nothing at all; the fused kernels give zeros there.
-        weights = weights.masked_fill(~attn_mask.any(dim=-1, keepdim=True), 0.0)
+    if attn_mask is None:
+        return torch.softmax(scores, dim=-1) @ value
+    if attn_mask.dtype != torch.bool:
+        return torch.softmax(scores + attn_mask, dim=-1) @ value
+    # A padded position may be allowed to see nothing at all; the fused kernels give zeros there, a softmax would not.
+    blind = ~attn_mask.any(dim=-1, keepdim=True)
+    scores = scores.masked_fill(~(attn_mask | blind), float("-inf"))
+    weights = torch.softmax(scores, dim=-1).masked_fill(blind, 0.0)
     return weights @ value

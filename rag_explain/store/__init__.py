@@ -1,1 +1,11 @@
-"""Where the factors of documents are kept: memory, SQLite, and remote tiers."""
+"""Where the factors of documents are kept: memory, SQLite, and remote tiers.
+
+`Store("folder")` is what `Explainer(store="folder")` opens; `Store()` keeps factors in memory only.
+"""
+
+from __future__ import annotations
+
+from rag_explain.store.key import factors_key
+from rag_explain.store.tiers import Entry, Found, Store
+
+__all__ = ["Entry", "Found", "Store", "factors_key"]

@@ -1,0 +1,220 @@
+"""Factors as bytes, and back: a fixed header, JSON for tokens and settings, plain arrays, a checksum.
+
+    header     magic, version, precision, flags, shape, lengths, norm, errors, the key
+    about      JSON: tokens, role, method, settings, fingerprint, unit, references
+    payload    for int8 scales (n,) fp16; rows (n, h); in fp32 rest (h,), embedding (h,)
+    checksum   XXH3-128 over all of the above
+
+Bytes may come from anywhere: every length is checked against the bytes at hand before anything is allocated,
+nothing is unpickled, and whatever does not add up is a `FormatError`, which a store treats as a miss. The
+checksum finds damage, not forgery: whoever can write to a store can write wrong factors with a right checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any, Literal, get_args
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from rag_explain.errors import FormatError, InvalidInput, StoreError
+from rag_explain.store.key import KEY_BYTES
+from rag_explain.types import Array, Factors, Part, Role, Token, Unit
+
+Precision = Literal["fp32", "fp16", "int8"]
+
+MAX_BYTES = 256 * 2**20  # of one row: a text of 32k tokens with 1024 dimensions in fp32 takes half of it
+FP16_TOLERANCE = 1e-3  # rounding to fp16 costs about 2e-4; more means that values fell below its range
+_MAGIC = b"RXF1"
+_VERSION = 1
+_CODES: dict[Precision, int] = {"fp32": 0, "fp16": 1, "int8": 2}
+_NAMES = {code: name for name, code in _CODES.items()}
+_ITEM = {"fp32": 4, "fp16": 2, "int8": 1}
+# magic, version, precision, truncated, n, h, bytes of about, norm, error, loss, key
+_HEADER = struct.Struct(f"<4sHBBIII4x3d{KEY_BYTES}s")
+_CHECKSUM = 16
+_PARTS = frozenset(get_args(Part))
+_ROLES = frozenset(get_args(Role))
+_UNITS = frozenset(get_args(Unit))
+
+
+def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes:
+    """`factors` as bytes that `decode` reads back under the same key.
+
+    Rows are kept in `precision`, or in fp32 where that would overflow or lose more than `FP16_TOLERANCE` to
+    underflow; rest and embedding always in fp32. The error that comes back with the factors is measured on
+    the rows as they will be read.
+    """
+    if precision not in _CODES:
+        raise InvalidInput(f"precision must be one of {', '.join(_CODES)}, not {precision!r}")
+    if not (np.isfinite(factors.rows).all() and np.isfinite(factors.rest).all() and math.isfinite(factors.norm)):
+        raise StoreError("factors with infinite or undefined numbers are not kept")
+    precision, packed, kept = _pack(factors.rows, precision)
+    loss = _relative(kept - factors.rows, factors.rows)
+    error = factors.error
+    if precision != "fp32":
+        error = _relative(kept.sum(0, dtype=np.float64) + factors.rest - factors.embedding, factors.embedding)
+    about = json.dumps(_about(factors), separators=(",", ":")).encode("ascii")
+    about += b" " * (-len(about) % 8)  # arrays that begin at a multiple of 8 are read without a copy
+    n, h = factors.rows.shape
+    header = _HEADER.pack(
+        *(_MAGIC, _VERSION, _CODES[precision], factors.truncated, n, h, len(about)),
+        *(factors.norm, error, loss, key),
+    )
+    tail = [np.ascontiguousarray(vector, "<f4").tobytes() for vector in (factors.rest, factors.embedding)]
+    body = b"".join((header, about, *packed, *tail))
+    if len(body) + _CHECKSUM > MAX_BYTES:
+        raise StoreError(f"factors of {len(body) >> 20} MiB are not kept: the limit is {MAX_BYTES >> 20} MiB")
+    return body + xxhash.xxh3_128_digest(body)
+
+
+def decode(key: bytes, data: bytes) -> Factors:
+    """The factors that were encoded under `key`; a `FormatError` for anything else."""
+    if not isinstance(data, bytes):
+        raise FormatError(f"stored factors must be bytes, not {type(data).__name__}")
+    if not _HEADER.size + _CHECKSUM <= len(data) <= MAX_BYTES:
+        raise FormatError(f"{len(data)} bytes cannot be stored factors")
+    magic, version, code, truncated, n, h, size, norm, error, loss, owner = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION or code not in _NAMES:
+        raise FormatError(f"stored factors of another format ({magic!r}, version {version}) cannot be read")
+    precision = _NAMES[code]
+    scales = 2 * n if precision == "int8" else 0
+    expected = _HEADER.size + size + scales + n * h * _ITEM[precision] + 8 * h + _CHECKSUM
+    if expected != len(data):
+        raise FormatError(f"stored factors declare {expected} bytes and are {len(data)}")
+    if xxhash.xxh3_128_digest(memoryview(data)[:-_CHECKSUM]) != data[-_CHECKSUM:]:
+        raise FormatError("stored factors are damaged: their checksum does not match")
+    if owner != key:
+        raise FormatError("stored factors belong to another key")
+    if not (math.isfinite(norm) and math.isfinite(error) and math.isfinite(loss)):
+        raise FormatError("stored factors hold undefined numbers")
+    at = _HEADER.size + size
+    rows, at = _unpack(data, at, n, h, precision)
+    tail = np.frombuffer(data, "<f4", 2 * h, at).astype(np.float32)
+    rows.flags.writeable = tail.flags.writeable = False  # else every Factors would copy them
+    # A sum is undefined as soon as one of its terms is: one pass instead of a mask as large as the rows.
+    if not (np.isfinite(rows.sum(0)).all() and np.isfinite(tail.sum())):
+        raise FormatError("stored factors hold undefined numbers")
+    try:
+        about = json.loads(data[_HEADER.size : _HEADER.size + size])
+        return Factors(
+            tokens=_tokens(about, n),
+            rows=rows,
+            rest=tail[:h],
+            embedding=tail[h:],
+            norm=norm,
+            role=_one_of(about["role"], _ROLES),
+            method=_text(about["method"]),
+            settings=_mapping(about["settings"]),
+            fingerprint=_text(about["fingerprint"]),
+            unit=_one_of(about["unit"], _UNITS),
+            truncated=bool(truncated),
+            error=error,
+            references=None if about["references"] is None else _mapping(about["references"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as problem:
+        raise FormatError(f"stored factors are damaged: {problem!r}") from problem
+
+
+def stored_loss(data: bytes) -> float:
+    """|rows as kept - rows as computed| / |rows as computed|, measured when they were encoded."""
+    return float(_HEADER.unpack_from(data)[9])
+
+
+def stored_precision(data: bytes) -> Precision:
+    """What the rows are kept in, which is fp32 where the asked precision would not do."""
+    return _NAMES[_HEADER.unpack_from(data)[2]]
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def _pack(rows: Array, precision: Precision) -> tuple[Precision, list[bytes], NDArray[np.float32]]:
+    """The precision that will do, the bytes, and the rows as they will be read back."""
+    if precision == "fp16":
+        with np.errstate(over="ignore"):
+            half = rows.astype("<f2")
+        kept = half.astype(np.float32)
+        if np.isfinite(kept).all() and _relative(kept - rows, rows) <= FP16_TOLERANCE:
+            return "fp16", [half.tobytes()], kept
+    elif precision == "int8":
+        largest = np.abs(rows).max(axis=1, initial=0.0)
+        with np.errstate(over="ignore"):
+            # Half a step of fp16 upwards, so that the largest value still fits into 127 steps.
+            scales = (largest / np.float32(127) * np.float32(1 + 2**-10)).astype("<f2")
+        if np.isfinite(scales).all() and (scales[largest > 0] >= np.finfo(np.float16).tiny).all():
+            step = scales.astype(np.float32)[:, None]
+            levels = np.rint(np.divide(rows, step, out=np.zeros_like(rows), where=step > 0)).astype(np.int8)
+            return "int8", [scales.tobytes(), levels.tobytes()], levels.astype(np.float32) * step
+    return "fp32", [np.ascontiguousarray(rows, "<f4").tobytes()], rows
+
+
+def _unpack(data: bytes, at: int, n: int, h: int, precision: Precision) -> tuple[NDArray[np.float32], int]:
+    """The (n, h) rows that begin at byte `at`, and where they end. Lengths have been checked."""
+    if precision == "int8":
+        step = np.frombuffer(data, "<f2", n, at).astype(np.float32)[:, None]
+        at += 2 * n
+        levels = np.frombuffer(data, np.int8, n * h, at).reshape(n, h)
+        return levels.astype(np.float32) * step, at + n * h
+    kind = "<f4" if precision == "fp32" else "<f2"
+    rows = np.frombuffer(data, kind, n * h, at).reshape(n, h).astype(np.float32, copy=False)
+    return rows, at + n * h * _ITEM[precision]
+
+
+def _relative(difference: NDArray[Any], whole: NDArray[Any]) -> float:
+    size = float(np.linalg.norm(whole))
+    return float(np.linalg.norm(difference)) / size if size else 0.0
+
+
+# ---------------------------------------------------------------------- everything else
+
+
+def _about(factors: Factors) -> dict[str, Any]:
+    tokens = factors.tokens
+    return {
+        "starts": [token.start for token in tokens],
+        "ends": [token.end for token in tokens],
+        "texts": [token.text for token in tokens],
+        "parts": [token.part for token in tokens],
+        "pieces": [token.piece for token in tokens],
+        "role": factors.role,
+        "method": factors.method,
+        "settings": dict(factors.settings),
+        "fingerprint": factors.fingerprint,
+        "unit": factors.unit,
+        "references": None if factors.references is None else dict(factors.references),
+    }
+
+
+def _tokens(about: dict[str, Any], n: int) -> tuple[Token, ...]:
+    columns = [about[name] for name in ("texts", "starts", "ends", "parts", "pieces")]
+    if any(len(column) != n for column in columns):
+        raise ValueError(f"not {n} tokens")
+    texts, starts, ends, parts, pieces = columns
+    if not (all(type(x) is int for x in starts + ends) and all(type(x) is str for x in texts + pieces)):
+        raise TypeError("tokens of the wrong types")
+    if not _PARTS.issuperset(parts) or any(not 0 <= a <= b for a, b in zip(starts, ends, strict=True)):
+        raise ValueError("tokens out of range")
+    return tuple(map(Token, texts, starts, ends, parts, pieces))
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("not a mapping")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a string")
+    return value
+
+
+def _one_of(value: Any, allowed: frozenset[str]) -> Any:
+    if value not in allowed:
+        raise ValueError(f"{value!r} is not one of {', '.join(sorted(allowed))}")
+    return value

@@ -1,0 +1,62 @@
+"""The name under which a text's factors are kept.
+
+The key covers everything that the factors depend on, so that a changed model, prompt, method or setting is a
+miss and never a wrong answer. Fields are hashed with their lengths: no two different lists of fields give the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from rag_explain.errors import InvalidInput
+from rag_explain.types import Embedded, Role
+
+KEY_BYTES = 32
+
+
+def factors_key(
+    text: str | Embedded,
+    *,
+    role: Role,
+    fingerprint: str,
+    method: str,
+    settings: Mapping[str, Any],
+    precision: str,
+) -> bytes:
+    """The 32-byte key of one text's factors.
+
+    Args:
+        text: the exact string that goes into the encoder, and where the caller's own text begins and ends in it: the
+            tokens' offsets point there.
+        fingerprint: of the encoder: weights, tokenizer, pooling, prompts, maximum length.
+        settings: of the method; plain data that JSON can hold.
+        precision: in which the factors are kept.
+    """
+    passage = text if isinstance(text, Embedded) else Embedded(text)
+    fields = (
+        passage.string,
+        f"{passage.start}:{passage.end}",
+        role,
+        fingerprint,
+        method,
+        _canonical(settings),
+        precision,
+    )
+    digest = blake2b(digest_size=KEY_BYTES, person=b"rag_explain.v1")
+    for field in fields:
+        data = field.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def _canonical(settings: Mapping[str, Any]) -> str:
+    """One string for equal settings, whatever the order they were given in."""
+    try:
+        return json.dumps(dict(settings), sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"settings must be plain data (numbers, strings, lists, dicts): {error}") from error

@@ -1,0 +1,167 @@
+"""Tiny encoders with random weights, one per architecture, saved and loaded as real sentence-transformers models."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+CORPUS = [
+    "the cat sat on the mat and looked at the moon",
+    "a small dog ran over the old bridge, barking loudly!",
+    "paris is the capital of france; berlin is the capital of germany.",
+    "why was this short text found? because words met words.",
+    "honeybees navigate by the sun and by landmarks they have learned",
+]
+TEXTS = ["The cat looked at the moon.", "A dog in Paris, barking loudly at old bridges!"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to build one: its transformers classes, its sizes, its kind of tokenizer."""
+
+    model: str
+    config: str
+    sizes: dict[str, Any]
+    tokenizer: str = "wordpiece"
+    gated: bool = False
+    tolerance: float = 1e-9  # agreement in float64; less where the model itself casts to float32
+
+
+_BERT = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+_DECODER = {**_BERT, "num_key_value_heads": 1, "head_dim": 8}
+_POSITIONS = {"max_position_embeddings": 128}
+_T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 3, "num_heads": 2}
+
+ARCHITECTURES = {
+    "bert": Architecture("BertModel", "BertConfig", {**_BERT, **_POSITIONS}),
+    "roberta": Architecture("RobertaModel", "RobertaConfig", {**_BERT, **_POSITIONS}, "bytes"),
+    "xlm-roberta": Architecture("XLMRobertaModel", "XLMRobertaConfig", {**_BERT, **_POSITIONS}, "unigram"),
+    "mpnet": Architecture("MPNetModel", "MPNetConfig", {**_BERT, **_POSITIONS}),
+    "distilbert": Architecture(
+        "DistilBertModel",
+        "DistilBertConfig",
+        {"dim": 16, "n_layers": 3, "n_heads": 2, "hidden_dim": 32, **_POSITIONS},
+    ),
+    "electra": Architecture("ElectraModel", "ElectraConfig", {**_BERT, "embedding_size": 8, **_POSITIONS}),
+    "albert": Architecture("AlbertModel", "AlbertConfig", {**_BERT, "embedding_size": 8, **_POSITIONS}, "unigram"),
+    "nomic_bert": Architecture("NomicBertModel", "NomicBertConfig", {**_BERT, **_POSITIONS}, gated=True),
+    "modernbert": Architecture(
+        "ModernBertModel",
+        "ModernBertConfig",
+        {**_BERT, "local_attention": 4, **_POSITIONS},
+        "bytes",
+        gated=True,
+        tolerance=1e-6,
+    ),
+    "gpt_neo": Architecture(
+        "GPTNeoModel",
+        "GPTNeoConfig",
+        {
+            "hidden_size": 16,
+            "num_layers": 3,
+            "num_heads": 2,
+            "intermediate_size": 32,
+            "attention_types": [[["global", "local", "global"], 1]],
+            "window_size": 4,
+            **_POSITIONS,
+        },
+        "bytes",
+        tolerance=1e-6,
+    ),
+    "qwen3": Architecture("Qwen3Model", "Qwen3Config", _DECODER, "bytes", gated=True, tolerance=1e-6),
+    "mistral": Architecture("MistralModel", "MistralConfig", _DECODER, "bytes", gated=True, tolerance=1e-6),
+    "gemma3_text": Architecture("Gemma3TextModel", "Gemma3TextConfig", _DECODER, "unigram", gated=True, tolerance=1e-6),
+    "t5": Architecture("T5EncoderModel", "T5Config", {**_T5, "feed_forward_proj": "relu"}, "unigram", tolerance=1e-6),
+    "t5-gated": Architecture(
+        "T5EncoderModel", "T5Config", {**_T5, "feed_forward_proj": "gated-gelu"}, "unigram", gated=True, tolerance=1e-6
+    ),
+}
+BERT_FAMILY = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@functools.cache
+def tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of one of the three families, trained on a few sentences."""
+    if kind == "wordpiece":
+        core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        core.normalizer = normalizers.BertNormalizer(lowercase=True)
+        core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=_SPECIAL, show_progress=False)
+    elif kind == "bytes":
+        core = Tokenizer(models.BPE())
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        core.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=330,
+            special_tokens=_SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+    else:
+        core = Tokenizer(models.Unigram())
+        core.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=150, special_tokens=_SPECIAL, unk_token="[UNK]", show_progress=False
+        )
+    core.train_from_iterator(CORPUS, trainer)
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=64,
+    )
+
+
+@functools.cache
+def folder(name: str) -> Path:
+    """Where a tiny transformer of this architecture is saved, with random weights and biases that matter."""
+    architecture = ARCHITECTURES[name]
+    words = tokenizer(architecture.tokenizer)
+    torch.manual_seed(0)
+    config = getattr(transformers, architecture.config)(
+        vocab_size=len(words), pad_token_id=0, bos_token_id=2, eos_token_id=3, **architecture.sizes
+    )
+    model = getattr(transformers, architecture.model)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Weights large enough that attention and activations are far from linear; biases that are not zero.
+            parameter.normal_(mean=1.0 if parameter.ndim == 1 and (parameter == 1).all() else 0.0, std=0.3)
+    where = Path(tempfile.mkdtemp(prefix=f"tiny-{name}-"))
+    model.save_pretrained(where)
+    words.save_pretrained(where)
+    return where
+
+
+def tiny(
+    name: str = "bert",
+    pooling: str | tuple[str, ...] = "mean",
+    *,
+    after: Callable[[], list[torch.nn.Module]] | None = None,
+    dtype: torch.dtype = torch.float64,
+    **settings: Any,
+) -> SentenceTransformer:
+    """A SentenceTransformer of this architecture; `after` makes the modules behind its pooling."""
+    transformer = Transformer(str(folder(name)))
+    torch.manual_seed(1)
+    width = transformer.get_embedding_dimension()
+    include_prompt = settings.pop("include_prompt", True)
+    modules = [transformer, Pooling(width, pooling, include_prompt=include_prompt), *(after() if after else [])]
+    return SentenceTransformer(modules=modules, device="cpu", **settings).to(dtype)

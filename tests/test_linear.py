@@ -1,0 +1,96 @@
+"""The frozen encoder against the slow oracle, and against itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import ARCHITECTURES, TEXTS, tiny
+from references import gradient_rows, lrp_rows
+
+from rag_explain.encoder import Encoder
+from rag_explain.linear import ATTN_LRP, JACOBIAN, LRP
+from rag_explain.methods.bilrp import freeze
+
+LAYERS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+def encoder(request: pytest.FixtureRequest):
+    model = tiny(request.param)
+    encoder = Encoder(model)
+    encoder.architecture = ARCHITECTURES[request.param]
+    encoder.model = model
+    return encoder
+
+
+def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", LAYERS)
+def test_push_equals_one_backward_pass_per_dimension_under_the_rules(encoder, layer):
+    batch = encoder.tokenize(TEXTS, "document")
+    rows, _ = freeze(encoder, batch, layer, LRP).rows()
+    for index in range(len(TEXTS)):  # the oracle reads one text at a time, without padding
+        alone = batch.select([index]).features
+        with torch.enable_grad():
+            oracle = lrp_rows(encoder.model, alone, layer, gated=encoder.architecture.gated)
+        assert _relative(rows[index, batch.positions(index)], oracle[0]) < encoder.architecture.tolerance
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", LAYERS)
+def test_push_without_rules_equals_gradient_times_input(encoder, layer):
+    batch = encoder.tokenize(TEXTS, "document")
+    rows, _ = freeze(encoder, batch, layer, JACOBIAN).rows()
+    for index in range(len(TEXTS)):
+        with torch.enable_grad():
+            oracle = gradient_rows(encoder.model, batch.select([index]).features, layer)
+        assert _relative(rows[index, batch.positions(index)], oracle[0]) < encoder.architecture.tolerance
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rules", [LRP, ATTN_LRP], ids=lambda rules: rules.name)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_rows_and_rest_sum_to_the_embedding(encoder, layer, rules):
+    batch = encoder.tokenize(TEXTS, "document")
+    frozen = freeze(encoder, batch, layer, rules)
+    rows, rest = frozen.rows()
+    assert _relative(rows.sum(dim=1) + rest, frozen.embedding) < encoder.architecture.tolerance
+    assert _relative(frozen.embedding, encoder.run(batch)) < encoder.architecture.tolerance
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rules", [LRP, ATTN_LRP, JACOBIAN], ids=lambda rules: rules.name)
+def test_pull_is_the_transpose_of_push(encoder, rules):
+    batch = encoder.tokenize(TEXTS, "document")
+    frozen = freeze(encoder, batch, 0, rules)
+    rows, rest = frozen.rows()
+    cotangents = torch.randn(3, len(TEXTS), frozen.embedding.shape[1], dtype=rows.dtype)
+    tokens, biases = frozen.relevance(cotangents)
+    assert torch.allclose(tokens, torch.einsum("cde,dne->cdn", cotangents, rows), atol=1e-10)
+    assert torch.allclose(biases, torch.einsum("cde,de->cd", cotangents, rest), atol=1e-10)
+
+
+@torch.no_grad()
+def test_without_biases_the_rows_alone_sum_to_the_embedding(encoder):
+    model = tiny(next(name for name, a in ARCHITECTURES.items() if a is encoder.architecture))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.zero_()
+    unbiased = Encoder(model)
+    frozen = freeze(unbiased, unbiased.tokenize(TEXTS, "document"), 0, LRP)
+    rows, rest = frozen.rows()
+    assert rest.abs().max() < 1e-12
+    assert _relative(rows.sum(dim=1), frozen.embedding) < encoder.architecture.tolerance
+
+
+@torch.no_grad()
+def test_chunks_of_tangents_change_nothing(encoder):
+    frozen = freeze(encoder, encoder.tokenize(TEXTS, "document"), 0, LRP)
+    rows, rest = frozen.rows()
+    chunked, chunked_rest = frozen.rows(budget=1)
+    assert frozen.chunk(1) == 1
+    assert torch.allclose(rows, chunked, atol=1e-12)
+    assert torch.allclose(rest, chunked_rest, atol=1e-12)
