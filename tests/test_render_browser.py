@@ -224,6 +224,17 @@ def test_hits_share_one_scale_and_the_query_follows_the_hit(show: Open) -> None:
     assert both.locator(".pairs caption").all_inner_texts() == ["Pairs of “bank”"] * 2
 
 
+def test_documents_out_of_sight_are_tinted_when_they_come_into_sight(show: Open) -> None:
+    page = show(write_page(hits(documents=[f"{DOCUMENT} {k}" for k in range(12)])), height=600)
+    asked(page, "reset").click()
+    page.mouse.move(1, 1)
+    last = page.locator(".card").last
+    last.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('.card:last-of-type caption').textContent === 'Pairs of “reset”'")
+    assert tint(last.locator(".w").get_by_text("password", exact=True).first) < 0.2
+    assert tint(last.locator(".w").get_by_text("reset", exact=True)) > 0.4
+
+
 def test_negative_words_differ_by_more_than_colour(show: Open) -> None:
     matrix = explain().matrix.copy()
     matrix[:, 8:12] *= -3

@@ -90,6 +90,14 @@
       this.node.append(head, ...this.cards.map((card) => card.node));
       // What sticks or scrolls into view below the query has to know how tall it is.
       new ResizeObserver(() => this.node.style.setProperty("--head", `${head.offsetHeight}px`)).observe(head);
+      const sight = new IntersectionObserver((entries) => {
+        for (const entry of entries) {
+          const card = this.cards.find((one) => one.node === entry.target);
+          card.inSight = entry.isIntersecting;
+          card.paint(this.hover ?? this.pinned);
+        }
+      });
+      for (const card of this.cards) sight.observe(card.node);
       this.node.addEventListener("keydown", (event) => {
         if (event.key === "Escape") { this.pinned = null; this.hover = null; this.paint(); }
       });
@@ -198,6 +206,7 @@
 
     draw() {
       const { source, section } = this;
+      this.tinted = undefined;
       this.shown = source.shown.find((one) => one.method === section.method) ?? source.shown[0];
       const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", source.title || (this.only ? "Document" : `Document ${this.index + 1}`));
       title.setAttribute("dir", "auto");
@@ -342,7 +351,7 @@
       const { shown } = this;
       if (!shown.pairs.length || !shown.documentNames.length || shown.cells.length > 3000) return null;
       const scale = scales[shown.method].pairs;
-      const rows = shown.pairs.map((values, i) => this.gridRow(shown.queryNames[i], values, scale, (j) => ({ i, j })));
+      const rows = () => shown.pairs.map((values, i) => this.gridRow(shown.queryNames[i], values, scale, (j) => ({ i, j })));
       return this.grid(`Every pair (${shown.queryNames.length} × ${shown.documentNames.length} ${shown.unit}s)`, shown.documentNames, rows);
     }
 
@@ -350,7 +359,7 @@
       const { shown } = this;
       const { pairs, texts } = shown.sentences;
       const scale = scales[shown.method].sentences;
-      const rows = texts.map((text, s) => {
+      const rows = () => texts.map((text, s) => {
         const values = pairs.map((row) => row[s]);
         const row = this.gridRow(null, values, scale, null);
         const total = el("td", "sum-cell", num(sum(values)));
@@ -383,7 +392,15 @@
       return row;
     }
 
+    // Drawn when it is first opened: many closed tables would make a long list slow.
     grid(title, heads, rows) {
+      const details = el("details", "", el("summary", "", title));
+      details.addEventListener("toggle", () => details.append(this.table(title, heads, rows())), { once: true });
+      details.open = data.open;
+      return details;
+    }
+
+    table(title, heads, rows) {
       const byWord = !this.shown.sentences;
       const line = el("tr", "", ...(byWord ? [el("td")] : []), ...heads.map((name) => {
         const head = el("th", "", el("span", "", name));
@@ -399,9 +416,7 @@
       scroll.tabIndex = 0;
       scroll.setAttribute("role", "region");
       scroll.setAttribute("aria-label", title);
-      const details = el("details", "", el("summary", "", title), scroll);
-      details.open = data.open;
-      return details;
+      return scroll;
     }
 
     paint(target) {
@@ -411,11 +426,17 @@
       const mine = target && (target.card ? target.card === this : shown.queryKey === section.key);
       const byQuery = mine && target.side === "query";
       const onWord = mine && target.side === "document";
-      const values = byQuery ? shown.pairs[target.index] : shown.documentSums;
-      this.words.forEach((word, j) => {
-        tint(word, values[j], byQuery ? scale.pairs : scale.words);
-        word.classList.toggle("on", Boolean(onWord) && target.index === j);
-      });
+      const tinted = byQuery ? target.index : "all";
+      // What is out of sight is tinted when it comes into sight: with many documents that is most of them.
+      if (this.tinted !== undefined && !this.inSight) return;
+      if (this.tinted !== tinted) {
+        this.tinted = tinted;
+        const values = byQuery ? shown.pairs[target.index] : shown.documentSums;
+        this.words.forEach((word, j) => tint(word, values[j], byQuery ? scale.pairs : scale.words));
+      }
+      this.marked?.classList.remove("on");
+      this.marked = onWord ? this.words[target.index] : null;
+      this.marked?.classList.add("on");
       if (target?.other !== undefined) return;
       if (byQuery) this.fillPairs(["Pairs of “", named(shown.queryNames[target.index]), "”"], shown.cells.filter((cell) => cell.i === target.index));
       else if (onWord) this.fillPairs(["Pairs of “", named(shown.documentNames[target.index]), "”"], shown.cells.filter((cell) => cell.j === target.index));
