@@ -230,7 +230,7 @@ def test_documents_out_of_sight_are_tinted_when_they_come_into_sight(show: Open)
     page.mouse.move(1, 1)
     last = page.locator(".card").last
     last.scroll_into_view_if_needed()
-    page.wait_for_function("document.querySelector('.card:last-of-type caption').textContent === 'Pairs of “reset”'")
+    sync_api.expect(last.locator("caption")).to_have_text("Pairs of “reset”")
     assert tint(last.locator(".w").get_by_text("password", exact=True).first) < 0.2
     assert tint(last.locator(".w").get_by_text("reset", exact=True)) > 0.4
 
