@@ -34,7 +34,7 @@ def test_the_terminal_shows_as_many_pairs_as_asked(capsys: pytest.CaptureFixture
 def test_json_is_one_line_that_can_be_read_back(capsys: pytest.CaptureFixture[str]) -> None:
     write(explain(), parsed("--json"))
     [line] = capsys.readouterr().out.splitlines()
-    assert Explanation.from_json(line).unit == "word"
+    assert Explanation.from_json(line).unit == "token"
     write(hits(), parsed("--json", "--by", "sentence"))
     found = json.loads(capsys.readouterr().out)
     assert [hit["id"] for hit in found] == ["doc-1", "doc-2"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from samples import DOCUMENT, HOSTILE, explain, hits
 from test_render_html import hostile
@@ -138,6 +140,14 @@ def test_a_cell_and_a_row_of_the_tables_point_at_their_words(show: Open) -> None
     page.locator(".grid td.tint").nth(7).hover()
     assert " met " in page.locator(".status").inner_text()
     assert "of the sum of |pairs|" in page.locator(".status").inner_text()
+
+
+def test_alignments_show_the_cosine_of_a_pair_beside_what_it_carries(show: Open) -> None:
+    explanation = explain(method="alignment")
+    similarities = np.full(explanation.pairs.shape, 0.25, dtype=np.float32)
+    page = show(explain(method="alignment", similarities=similarities).to_html())
+    page.locator(".grid td.tint").nth(7).hover()
+    assert page.locator(".status").inner_text().endswith(", cosine 0.250")
 
 
 def test_everything_works_from_the_keyboard(show: Open) -> None:
@@ -350,3 +360,5 @@ def test_empty_pages_are_pages(show: Open) -> None:
     assert show(write_page([])).locator("footer").count() == 1
     page = show(write_page([explain(query="", document=""), explain(query="a", document="")]))
     assert page.locator(".card").count() == 2
+    page = show(replace(explain(), query=None, document=None).to_html())
+    assert page.locator(".text").inner_text().startswith("[CLS] 2 3 ")

@@ -18,7 +18,9 @@ def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
     form.add_argument("--html", metavar="FILE", help="write a self-contained page to explore in a browser")
     command.add_argument("--top", type=_count, default=top, metavar="N", help="pairs to list (default: %(default)s)")
     command.add_argument(
-        "--by", choices=("word", "sentence", "token"), default="word", help="unit of the document (default: word)"
+        "--by",
+        choices=("word", "sentence", "token"),
+        help="unit of the document (default: word; with --json what was computed)",
     )
 
 
@@ -28,12 +30,11 @@ def write(found: Explanation | Hits, arguments: argparse.Namespace) -> None:
 
     from rag_explain.plain import to_json
     from rag_explain.render.terminal import explanation_view, hits_view
-    from rag_explain.render.view import at
     from rag_explain.types import Explanation
 
-    by: Unit = arguments.by
+    by: Unit | None = arguments.by
     if arguments.json:
-        data = at(found, by).to_dict() if isinstance(found, Explanation) else [_hit_data(hit, by) for hit in found]
+        data = _data(found, by) if isinstance(found, Explanation) else [_hit_data(hit, by) for hit in found]
         print(to_json(data))
     elif arguments.html is not None:
         try:
@@ -51,11 +52,15 @@ def write(found: Explanation | Hits, arguments: argparse.Namespace) -> None:
         Console(highlight=False).print(view)
 
 
-def _hit_data(hit: Hit, by: Unit) -> dict[str, Any]:
+def _hit_data(hit: Hit, by: Unit | None) -> dict[str, Any]:
+    explanation = hit.explanation  # computed here: the reasons are what was asked for
+    return hit.to_dict() | {"explanation": None if explanation is None else _data(explanation, by)}
+
+
+def _data(explanation: Explanation, by: Unit | None) -> dict[str, Any]:
     from rag_explain.render.view import at
 
-    explanation = hit.explanation  # computed here: the reasons are what was asked for
-    return hit.to_dict() | {"explanation": None if explanation is None else at(explanation, by).to_dict()}
+    return (explanation if by is None else at(explanation, by)).to_dict()
 
 
 def _count(text: str) -> int:

@@ -184,8 +184,9 @@
       const bold = (text) => el("b", "", named(text));
       if (target.other !== undefined) {
         const value = shown.pairs[target.other][target.index];
+        const cosine = shown.similarities ? `, cosine ${shown.similarities[target.other][target.index].toFixed(3)}` : "";
         return [bold(shown.queryNames[target.other]), " met ", bold(shown.documentNames[target.index]), ": ", num(value),
-          ` score units, ${percent(value, shown.absolute)} of the sum of |pairs|`];
+          ` score units, ${percent(value, shown.absolute)} of the sum of |pairs|${cosine}`];
       }
       const query = target.side === "query";
       const values = query ? shown.pairs[target.index] : shown.columns[target.index];
