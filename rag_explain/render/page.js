@@ -408,7 +408,7 @@
         head.scope = "col";
         return head;
       }));
-      const table = el("table", byWord ? "grid" : "grid sentences", el("thead", "", line), el("tbody", "", ...rows));
+      const table = el("table", byWord ? (heads.length > 36 ? "grid dense" : "grid") : "grid sentences", el("thead", "", line), el("tbody", "", ...rows));
       // On a narrow screen the rows are no longer laid out as a table: the roles keep it one for a screen reader.
       for (const [selector, role] of [["thead, tbody", "rowgroup"], ["tr", "row"], ["td", "cell"], ["th[scope=row]", "rowheader"], ["th[scope=col]", "columnheader"]])
         for (const node of table.querySelectorAll(selector)) node.setAttribute("role", role);
