@@ -37,7 +37,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def to_json(data: Mapping[str, Any]) -> str:
+def to_json(data: Mapping[str, Any] | Sequence[Any]) -> str:
     """One line of JSON that any UTF-8 file can hold, even when a text in it holds half a surrogate pair."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False)
     try:

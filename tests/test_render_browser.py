@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from samples import DOCUMENT, HOSTILE, explain, hits
 from test_render_html import hostile
@@ -16,6 +18,7 @@ from rag_explain.render.notebook import fragment
 from rag_explain.types import Hits
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
 
@@ -139,6 +142,14 @@ def test_a_cell_and_a_row_of_the_tables_point_at_their_words(show: Open) -> None
     assert "of the sum of |pairs|" in page.locator(".status").inner_text()
 
 
+def test_alignments_show_the_cosine_of_a_pair_beside_what_it_carries(show: Open) -> None:
+    explanation = explain(method="alignment")
+    similarities = np.full(explanation.pairs.shape, 0.25, dtype=np.float32)
+    page = show(explain(method="alignment", similarities=similarities).to_html())
+    page.locator(".grid td.tint").nth(7).hover()
+    assert page.locator(".status").inner_text().endswith(", cosine 0.250")
+
+
 def test_everything_works_from_the_keyboard(show: Open) -> None:
     page = show(explain().to_html())
     page.keyboard.press("Tab")
@@ -167,6 +178,17 @@ def test_everything_works_from_the_keyboard(show: Open) -> None:
     assert page.locator(".text .w[tabindex]").count() == 1  # one stop for the whole text
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+
+
+def test_right_to_left_texts_read_and_move_from_right_to_left(show: Open) -> None:
+    page = show(explain("كيف أعيد تعيين كلمة المرور؟", "افتح صفحة تسجيل الدخول").to_html())
+    first = page.locator(".text .w").first
+    first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.textContent") == "صفحة"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().left") < first.bounding_box()["x"]
+    number = page.locator(".words button .num").first
+    assert number.evaluate("node => getComputedStyle(node).direction") == "ltr"
 
 
 def test_a_click_keeps_a_word_until_it_is_clicked_again(show: Open) -> None:
@@ -210,6 +232,17 @@ def test_hits_share_one_scale_and_the_query_follows_the_hit(show: Open) -> None:
     assert "active" in cards.nth(1).get_attribute("class")
     asked(both, "bank").hover()
     assert both.locator(".pairs caption").all_inner_texts() == ["Pairs of “bank”"] * 2
+
+
+def test_documents_out_of_sight_are_tinted_when_they_come_into_sight(show: Open) -> None:
+    page = show(write_page(hits(documents=[f"{DOCUMENT} {k}" for k in range(12)])), height=600)
+    asked(page, "reset").click()
+    page.mouse.move(1, 1)
+    last = page.locator(".card").last
+    last.scroll_into_view_if_needed()
+    sync_api.expect(last.locator("caption")).to_have_text("Pairs of “reset”")
+    assert tint(last.locator(".w").get_by_text("password", exact=True).first) < 0.2
+    assert tint(last.locator(".w").get_by_text("reset", exact=True)) > 0.4
 
 
 def test_negative_words_differ_by_more_than_colour(show: Open) -> None:
@@ -314,7 +347,18 @@ def test_several_outputs_on_one_notebook_page_do_not_touch_each_other_or_the_pag
     assert page.locator("script, style, link").count() == 0
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_barrier(show: Open, scheme: str) -> None:
+    pages = [write_page([[explain(), explain(method="ij")]]), explain(document=LONG, limit=200).to_html()]
+    for html in (*pages, write_page(hits())):
+        page = show(html, scheme=scheme, bypass_csp=True)  # the checker is a script that the page would refuse
+        results = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response
+        assert [(found["id"], found["nodes"][0]["html"]) for found in results["violations"]] == []
+
+
 def test_empty_pages_are_pages(show: Open) -> None:
     assert show(write_page([])).locator("footer").count() == 1
     page = show(write_page([explain(query="", document=""), explain(query="a", document="")]))
     assert page.locator(".card").count() == 2
+    page = show(replace(explain(), query=None, document=None).to_html())
+    assert page.locator(".text").inner_text().startswith("[CLS] 2 3 ")

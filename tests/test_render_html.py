@@ -89,6 +89,21 @@ def test_hits_groups_and_queries() -> None:
     assert hits().to_html()
 
 
+@pytest.mark.slow
+def test_a_real_explanation_becomes_a_page() -> None:
+    from rag_explain import Explainer
+
+    document = " ".join(["Honeybees navigate back to the hive by the sun. Nobody told them."] * 40)
+    with Explainer("all-MiniLM-L6-v2") as explainer:
+        explanation = explainer.explain("How do bees find home?", document)
+    shown = data_of(explanation.to_html())["sections"][0]["cards"][0]["shown"][0]
+    assert shown["balance"].startswith("adds up to the score")
+    assert "read only a part of the document" in shown["notices"][0]
+    assert [seen for _, _, seen in shown["document"]].count(0) == 1
+    best = explanation.by_word().top_pairs(1)[0]
+    assert (best.query.text, best.document.text) == ("bees", "Honeybees")
+
+
 def hostile(text: str) -> list[Hit]:
     explanation: Explanation = explain(
         query=text, document=text, method=text, model=text, surrogate=text, settings={text: text}, references={text: 1}

@@ -46,7 +46,7 @@ def test_what_is_against_the_score_looks_different_without_colour() -> None:
     text = plain_text(explanation, top=400)
     against = [line for line in text.splitlines() if re.search(r"-0\.\d{4} +\d", line)]
     assert against
-    assert not any("█" in line for line in against)
+    assert not any("━" in line for line in against)
 
 
 def test_words_are_tinted_by_saliency() -> None:
@@ -84,8 +84,8 @@ def test_hits_share_one_scale_and_say_why_one_is_not_explained() -> None:
         assert part in text
     alone = rendered(hits_view([hits()[1]]))
     # Beside a document that carries much more, the same word is no longer among the strongest.
-    assert re.search(r"\x1b\[1;37;48;[0-9;]*mbank", alone)
-    assert not re.search(r"\x1b\[1;37;48;[0-9;]*mbank\x1b\[0m was", rendered(hits_view(hits())))
+    assert re.search(r"\x1b\[1;38;2;255;255;255;48;[0-9;]*mbank", alone)
+    assert not re.search(r"\x1b\[1;38;2;255;255;255;48;[0-9;]*mbank\x1b\[0m was", rendered(hits_view(hits())))
 
 
 def test_hits_render_themselves() -> None:

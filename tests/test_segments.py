@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from rag_explain.segments import Span, group, sentence_spans, word_spans
 
@@ -135,6 +136,71 @@ def test_wordpiece_bpe_and_sentencepiece_give_the_same_words() -> None:
         assert found == [(0, 12), (13, 20)]
         assert index[0] == 0
         assert index[-1] == 1
+
+
+CORPUS = [
+    "The bank's customers couldn't remember unbelievable passwords, e.g. “hunter2”.",
+    "Straße naïve cafe\u0301 日本語のテキスト 東京都 ภาษาไทย 🙂👩\u200d👧 emoji",
+    "tokenizers split words into pieces: un ##believ ##able",
+] * 20
+MODELS: dict[str, tuple[models.Model, pre_tokenizers.PreTokenizer, trainers.Trainer]] = {
+    "wordpiece": (
+        models.WordPiece(unk_token="[UNK]"),
+        pre_tokenizers.BertPreTokenizer(),
+        trainers.WordPieceTrainer(vocab_size=150, special_tokens=["[UNK]"], show_progress=False),
+    ),
+    "bpe": (
+        models.BPE(),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        trainers.BpeTrainer(vocab_size=330, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+    ),
+    "sentencepiece": (
+        models.Unigram(),
+        pre_tokenizers.Metaspace(),
+        trainers.UnigramTrainer(vocab_size=160, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    model, split, trainer = MODELS[request.param]
+    trained = Tokenizer(model)
+    trained.pre_tokenizer = split
+    trained.train_from_iterator(CORPUS, trainer)
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "Unbelievable: the bank couldn't  remember passwords!",
+            ["Unbelievable", ":", "the", "bank", "couldn't", "remember", "passwords", "!"],
+        ),
+        ("cafe\u0301  🙂👩\u200d👧 end", ["cafe\u0301", "🙂", "👩\u200d👧", "end"]),
+        ("\n\n  leading and trailing \n", ["leading", "and", "trailing"]),
+    ],
+)
+def test_real_tokenizers_of_every_kind_give_the_same_words(
+    tokenizer: Tokenizer, text: str, expected: list[str]
+) -> None:
+    encoding = tokenizer.encode(text)
+    found, index = group(encoding.offsets, word_spans(text), join=True, clip=False)
+    assert "".join(text[a:b] for a, b in found) == "".join(expected)
+    if "🙂" not in text:  # a tokenizer may well make one token of two emoji
+        assert [text[a:b] for a, b in found] == expected
+    assert all(text[a:b].isspace() or a == b for (a, b), k in zip(encoding.offsets, index, strict=True) if k < 0)
+
+
+def test_real_tokenizers_leave_no_character_without_a_word(tokenizer: Tokenizer) -> None:
+    for text in ("日本語のテキスト 東京都", "ภาษาไทย", "🙂👩\u200d👧"):
+        encoding = tokenizer.encode(text)
+        found, _ = group(encoding.offsets, word_spans(text), join=True, clip=False)
+        assert "".join(text[a:b] for a, b in found) == text.replace(" ", "")
+        for start, end in encoding.offsets:
+            words_met = sum(a < end and start < b for a, b in found)
+            assert words_met == bool(text[start:end].strip())  # a token that is not blank is in one word, and whole
 
 
 def test_a_token_that_covers_several_characters_makes_them_one_word() -> None:

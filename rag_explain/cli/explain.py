@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from rag_explain.cli.model import add_model_arguments, make_explainer
+from rag_explain.cli.output import add_output_arguments, write
 
 
 def add(commands: Any) -> None:
@@ -13,19 +14,14 @@ def add(commands: Any) -> None:
     command = commands.add_parser("explain", help="explain why a document matches a query")
     command.add_argument("query")
     command.add_argument("document")
-    command.add_argument("--json", action="store_true", help="print the explanation as JSON")
+    add_output_arguments(command, top=10)
     add_model_arguments(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Explain one pair and print it."""
-    from rich.console import Console
-
+    """Explain one pair and show it."""
     with make_explainer(arguments) as explainer:
         explanation = explainer.explain(arguments.query, arguments.document)
-    if arguments.json:
-        print(explanation.to_json())
-    else:
-        Console().print(explanation)
+    write(explanation, arguments)
     return 0

@@ -113,6 +113,7 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
         "queryNames": [view.name(token, i) for i, token in enumerate(shown.query_tokens)],
         "documentNames": [view.name(token, i) for i, token in enumerate(shown.document_tokens)],
         "pairs": _rounded(shown.pairs),
+        "similarities": None if shown.similarities is None else _rounded(shown.similarities),
         "sentences": _sentences(shown),
     }
 

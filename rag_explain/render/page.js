@@ -17,6 +17,8 @@
   const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(4);
   const percent = (part, whole) => (whole ? (100 * Math.abs(part) / whole).toFixed(1) : "0.0") + " %";
   const num = (value, className = "") => el("span", `num ${className} ${value < 0 ? "against" : "for"}`, signed(value));
+  // A word keeps its own direction: an arrow between two Arabic words still points from query to document.
+  const named = (text) => el("bdi", "", text);
   const largest = (values) => values.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
   const sum = (values) => values.reduce((total, value) => total + value, 0);
 
@@ -67,7 +69,7 @@
   class Section {
     constructor(source) {
       this.method = source.methods[0] ?? "";
-      this.cards = source.cards.map((card, index) => new Card(this, card, index));
+      this.cards = source.cards.map((card, index) => new Card(this, card, index, source.cards.length === 1));
       this.active = this.cards.find((card) => card.shown) ?? this.cards[0];
       this.hover = null; this.pinned = null;
       this.node = el("section");
@@ -88,6 +90,14 @@
       this.node.append(head, ...this.cards.map((card) => card.node));
       // What sticks or scrolls into view below the query has to know how tall it is.
       new ResizeObserver(() => this.node.style.setProperty("--head", `${head.offsetHeight}px`)).observe(head);
+      const sight = new IntersectionObserver((entries) => {
+        for (const entry of entries) {
+          const card = this.cards.find((one) => one.node === entry.target);
+          card.inSight = entry.isIntersecting;
+          card.paint(this.hover ?? this.pinned);
+        }
+      });
+      for (const card of this.cards) sight.observe(card.node);
       this.node.addEventListener("keydown", (event) => {
         if (event.key === "Escape") { this.pinned = null; this.hover = null; this.paint(); }
       });
@@ -125,6 +135,7 @@
         word.addEventListener("click", () => this.pin(here));
         return word;
       });
+      this.line.classList.toggle("many", this.words.length > 24);
     }
 
     look(target, speak = false) {
@@ -170,33 +181,35 @@
 
     tell(target, shown) {
       if (!target) return [HINT];
-      const bold = (text) => el("b", "", text);
+      const bold = (text) => el("b", "", named(text));
       if (target.other !== undefined) {
         const value = shown.pairs[target.other][target.index];
+        const cosine = shown.similarities ? `, cosine ${shown.similarities[target.other][target.index].toFixed(3)}` : "";
         return [bold(shown.queryNames[target.other]), " met ", bold(shown.documentNames[target.index]), ": ", num(value),
-          ` score units, ${percent(value, shown.absolute)} of the sum of |pairs|`];
+          ` score units, ${percent(value, shown.absolute)} of the sum of |pairs|${cosine}`];
       }
       const query = target.side === "query";
       const values = query ? shown.pairs[target.index] : shown.columns[target.index];
       const others = query ? shown.documentNames : shown.queryNames;
       const best = values.map((value, k) => [value, k]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 3);
       const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num(sum(values)), " score units; met "];
-      best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", others[k], " ", num(value)));
+      best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", named(others[k]), " ", num(value)));
       return parts;
     }
   }
 
   class Card {
-    constructor(section, source, index) {
-      this.section = section; this.source = source; this.index = index;
+    constructor(section, source, index, only) {
+      this.section = section; this.source = source; this.index = index; this.only = only;
       this.node = el("article", "card");
       this.draw();
     }
 
     draw() {
       const { source, section } = this;
+      this.tinted = undefined;
       this.shown = source.shown.find((one) => one.method === section.method) ?? source.shown[0];
-      const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", source.title || (data.open ? "Document" : `Document ${this.index + 1}`));
+      const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", source.title || (this.only ? "Document" : `Document ${this.index + 1}`));
       title.setAttribute("dir", "auto");
       const head = el("header", "", title);
       if (source.facts) head.append(el("span", "facts", source.facts));
@@ -218,16 +231,14 @@
 
     sums() {
       const { shown } = this;
-      const list = el("dl", "sum");
+      const list = el("dl");
       const entry = (className, name, value) => list.append(el("div", className, el("dt", "", name), el("dd", "", value)));
       entry("total", "score", el("span", "num", shown.score.toFixed(4)));
       if (shown.additive) {
         entry("", `${shown.unit}s`, num(shown.score - shown.unattributed));
         entry("", `not attributable to ${shown.unit}s`, num(shown.unattributed));
       }
-      const check = el("div", "check", shown.balance);
-      list.append(check, el("div", "check", shown.source));
-      return list;
+      return el("div", "sum", list, el("span", "check", shown.balance), el("span", "check", shown.source));
     }
 
     document() {
@@ -262,8 +273,9 @@
     key(event, index) {
       if (index < 0) return;
       const place = this.order.indexOf(index);
+      const ahead = getComputedStyle(this.words[index].parentNode).direction === "rtl" ? -1 : 1;
       const next = {
-        ArrowRight: () => this.order[place + 1], ArrowLeft: () => this.order[place - 1],
+        ArrowRight: () => this.order[place + ahead], ArrowLeft: () => this.order[place - ahead],
         ArrowDown: () => this.line(index, 1), ArrowUp: () => this.line(index, -1),
         Home: () => this.order[0], End: () => this.order.at(-1),
       }[event.key];
@@ -303,6 +315,7 @@
       const heads = [["what", `query → document`], ["value", "score units"], ["share", "share"]].map(([name, text]) => {
         const head = el("th", name, text);
         head.scope = "col";
+        if (name === "share") head.title = "of the sum of |pairs|";
         return head;
       });
       this.body = el("tbody");
@@ -320,7 +333,7 @@
     }
 
     fillPairs(title, cells) {
-      this.caption.textContent = title;
+      this.caption.replaceChildren(...title);
       const scale = scales[this.shown.method].pairs;
       this.rows.forEach((row, k) => {
         const cell = cells[k];
@@ -329,7 +342,7 @@
         row.classList.toggle("minus", Boolean(cell) && cell.value < 0);
         what.style.setProperty("--a", cell && scale ? Math.min(1, Math.abs(cell.value) / scale).toFixed(3) : "0");
         if (!cell) { for (const node of row.children) node.replaceChildren(); return; }
-        what.replaceChildren(this.shown.queryNames[cell.i], el("span", "arrow", "→"), this.shown.documentNames[cell.j]);
+        what.replaceChildren(named(this.shown.queryNames[cell.i]), el("span", "arrow", "→"), named(this.shown.documentNames[cell.j]));
         value.replaceChildren(num(cell.value));
         part.textContent = percent(cell.value, this.shown.absolute);
       });
@@ -339,7 +352,7 @@
       const { shown } = this;
       if (!shown.pairs.length || !shown.documentNames.length || shown.cells.length > 3000) return null;
       const scale = scales[shown.method].pairs;
-      const rows = shown.pairs.map((values, i) => this.gridRow(shown.queryNames[i], values, scale, (j) => ({ i, j })));
+      const rows = () => shown.pairs.map((values, i) => this.gridRow(shown.queryNames[i], values, scale, (j) => ({ i, j })));
       return this.grid(`Every pair (${shown.queryNames.length} × ${shown.documentNames.length} ${shown.unit}s)`, shown.documentNames, rows);
     }
 
@@ -347,7 +360,7 @@
       const { shown } = this;
       const { pairs, texts } = shown.sentences;
       const scale = scales[shown.method].sentences;
-      const rows = texts.map((text, s) => {
+      const rows = () => texts.map((text, s) => {
         const values = pairs.map((row) => row[s]);
         const row = this.gridRow(null, values, scale, null);
         const total = el("td", "sum-cell", num(sum(values)));
@@ -357,7 +370,7 @@
         row.append(body);
         return row;
       });
-      return this.grid(`By sentence (${texts.length} sentences)`, ["all", ...shown.queryNames, ""], rows);
+      return this.grid(`By sentence (${texts.length} sentences)`, ["all", ...shown.queryNames, "sentence"], rows);
     }
 
     gridRow(name, values, scale, cellOf) {
@@ -380,14 +393,22 @@
       return row;
     }
 
+    // Drawn when it is first opened: many closed tables would make a long list slow.
     grid(title, heads, rows) {
+      const details = el("details", "", el("summary", "", title));
+      details.addEventListener("toggle", () => details.append(this.table(title, heads, rows())), { once: true });
+      details.open = data.open;
+      return details;
+    }
+
+    table(title, heads, rows) {
       const byWord = !this.shown.sentences;
       const line = el("tr", "", ...(byWord ? [el("td")] : []), ...heads.map((name) => {
         const head = el("th", "", el("span", "", name));
         head.scope = "col";
         return head;
       }));
-      const table = el("table", byWord ? "grid" : "grid sentences", el("thead", "", line), el("tbody", "", ...rows));
+      const table = el("table", byWord ? (heads.length > 36 ? "grid dense" : "grid") : "grid sentences", el("thead", "", line), el("tbody", "", ...rows));
       // On a narrow screen the rows are no longer laid out as a table: the roles keep it one for a screen reader.
       for (const [selector, role] of [["thead, tbody", "rowgroup"], ["tr", "row"], ["td", "cell"], ["th[scope=row]", "rowheader"], ["th[scope=col]", "columnheader"]])
         for (const node of table.querySelectorAll(selector)) node.setAttribute("role", role);
@@ -396,9 +417,7 @@
       scroll.tabIndex = 0;
       scroll.setAttribute("role", "region");
       scroll.setAttribute("aria-label", title);
-      const details = el("details", "", el("summary", "", title), scroll);
-      details.open = data.open;
-      return details;
+      return scroll;
     }
 
     paint(target) {
@@ -408,15 +427,21 @@
       const mine = target && (target.card ? target.card === this : shown.queryKey === section.key);
       const byQuery = mine && target.side === "query";
       const onWord = mine && target.side === "document";
-      const values = byQuery ? shown.pairs[target.index] : shown.documentSums;
-      this.words.forEach((word, j) => {
-        tint(word, values[j], byQuery ? scale.pairs : scale.words);
-        word.classList.toggle("on", Boolean(onWord) && target.index === j);
-      });
+      const tinted = byQuery ? target.index : "all";
+      // What is out of sight is tinted when it comes into sight: with many documents that is most of them.
+      if (this.tinted !== undefined && !this.inSight) return;
+      if (this.tinted !== tinted) {
+        this.tinted = tinted;
+        const values = byQuery ? shown.pairs[target.index] : shown.documentSums;
+        this.words.forEach((word, j) => tint(word, values[j], byQuery ? scale.pairs : scale.words));
+      }
+      this.marked?.classList.remove("on");
+      this.marked = onWord ? this.words[target.index] : null;
+      this.marked?.classList.add("on");
       if (target?.other !== undefined) return;
-      if (byQuery) this.fillPairs(`Pairs of “${shown.queryNames[target.index]}”`, shown.cells.filter((cell) => cell.i === target.index));
-      else if (onWord) this.fillPairs(`Pairs of “${shown.documentNames[target.index]}”`, shown.cells.filter((cell) => cell.j === target.index));
-      else this.fillPairs("Strongest pairs", shown.top);
+      if (byQuery) this.fillPairs(["Pairs of “", named(shown.queryNames[target.index]), "”"], shown.cells.filter((cell) => cell.i === target.index));
+      else if (onWord) this.fillPairs(["Pairs of “", named(shown.documentNames[target.index]), "”"], shown.cells.filter((cell) => cell.j === target.index));
+      else this.fillPairs(["Strongest pairs"], shown.top);
     }
   }
 

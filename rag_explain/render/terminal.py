@@ -19,6 +19,8 @@ from rag_explain.types import Explanation, Hit, Pair, Role, Unit
 
 # After Okabe and Ito's blue and vermilion, which every kind of colour blindness tells apart.
 _FOR, _AGAINST = "#2f8fd0", "#d9660a"
+# Darker, so that white on them is legible.
+_FOR_GROUND, _AGAINST_GROUND = "#1a6aa8", "#ad4c08"
 # Share of the strongest value from which a word gets the first, second and third step.
 _STEPS = (0.15, 0.4, 0.7)
 _BAR = 16
@@ -31,7 +33,10 @@ def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None
         _labelled("query", _tinted(shown, "query", _strongest(shown.query_saliency()))),
         _labelled("document", _tinted(shown, "document", _strongest(shown.document_saliency()))),
         Text(),
-        _figures(shown),
+        _sums(shown),
+        Text(view.source(shown), style="dim"),
+        _key(shown),
+        *_warnings(shown),
         Text(),
         *_pairs(shown, top),
     )
@@ -47,13 +52,16 @@ def items_view(items: Sequence[Explanation | Hit]) -> RenderableType:
 def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> RenderableType:
     """Each hit with its words tinted on one scale for all, and its `top` strongest pairs."""
     hits = list(hits)
+    if not hits:
+        return Text("no hits")
     shown = [None if hit.explanation is None else view.at(hit.explanation, by) for hit in hits]
     scale = max((_strongest(one.document_saliency()) for one in shown if one is not None), default=0.0)
     longest = max((_strongest(one.pairs) for one in shown if one is not None), default=0.0)
+    explained = [one for one in shown if one is not None]
     parts: list[RenderableType] = []
-    query = next((one for one in shown if one is not None), None)
-    if query is not None:
-        parts += [_labelled("query", Text(_text(query, "query"))), Text()]
+    if explained:
+        query = "".join(piece.text for piece in view.pieces(explained[0], "query"))
+        parts += [_labelled("query", Text(query)), Text()]
     for hit, explanation in zip(hits, shown, strict=True):
         head = Text.assemble((f"{hit.rank:>2}  ", "dim"), (view.visible(hit.id), "bold"), "  ", view.facts(hit))
         parts.append(head)
@@ -63,11 +71,15 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> R
         else:
             body += [
                 _tinted(explanation, "document", scale),
-                _figures(explanation),
+                _sums(explanation),
+                *_warnings(explanation),
                 *_pairs(explanation, top, longest),
             ]
-        parts += [Padding(Group(*body), (0, 0, 1, 4))]
-    return Group(*parts) if parts else Text("no hits")
+        parts.append(Padding(Group(*body), (0, 0, 1, 4)))
+    parts += [Text(source, style="dim") for source in dict.fromkeys(view.source(one) for one in explained)]
+    if explained:
+        parts.append(_key(explained[0], "pairs in score units, with their share of Σ|pairs|; "))
+    return Group(*parts)
 
 
 def plain_text(explanation: Explanation, *, top: int = 10, by: Unit | None = None, width: int = 100) -> str:
@@ -92,7 +104,7 @@ def _tinted(explanation: Explanation, side: Role, scale: float) -> Text:
     for piece in view.pieces(explanation, side):
         if not piece.seen:
             text.append(" [not read by the encoder: ", style="dim italic")
-            text.append(piece.text.strip(), style="dim strike")
+            text.append(piece.text.strip(), style="dim italic")
             text.append("]", style="dim italic")
         elif piece.token is None:
             text.append(piece.text)
@@ -105,30 +117,33 @@ def _style(value: float, scale: float) -> str:
     step = sum(abs(value) >= limit * scale for limit in _STEPS) if scale else 0
     if not step:
         return ""
-    colour = _FOR if value > 0 else _AGAINST
-    line = "" if value > 0 else " underline"
-    return (f"{colour}{line}", f"bold {colour}{line}", f"bold white on {colour}{line}")[step - 1]
+    colour, ground, line = (_FOR, _FOR_GROUND, "") if value > 0 else (_AGAINST, _AGAINST_GROUND, " underline")
+    return (f"{colour}{line}", f"bold {colour}{line}", f"bold #ffffff on {ground}{line}")[step - 1]
 
 
-def _figures(explanation: Explanation) -> Group:
-    lines = [Text.assemble("score ", (f"{explanation.score:.4f}", "bold"))]
+def _sums(explanation: Explanation) -> Text:
+    """The score, what makes it up, and whether it adds up."""
+    text = Text.assemble("score ", (f"{explanation.score:.4f}", "bold"))
     if explanation.additive:
-        carried = explanation.score - explanation.unattributed
-        lines[0].append(f" = {view.number(carried)} {explanation.unit}s")
-        lines[0].append(
-            f" {view.number(explanation.unattributed)} unattributed (not attributable to {explanation.unit}s)"
-        )
-    lines.append(Text(view.balance(explanation)))
-    lines.append(Text(view.source(explanation), style="dim"))
-    lines += [Text(f"! {notice}", style="bold") for notice in view.notices(explanation)]
-    return Group(*lines)
+        text.append(f" = {view.number(explanation.score - explanation.unattributed)} {explanation.unit}s")
+        text.append(f" {view.number(explanation.unattributed)} unattributed")
+    return text.append(f"\n{view.balance(explanation)}")
+
+
+def _key(explanation: Explanation, more: str = "") -> Text:
+    return Text(f"{more}unattributed: what cannot be attributed to {explanation.unit}s", style="dim")
+
+
+def _warnings(explanation: Explanation) -> list[RenderableType]:
+    return [Text(f"! {notice}", style="bold") for notice in view.notices(explanation)]
 
 
 def _pairs(explanation: Explanation, top: int, scale: float | None = None) -> list[RenderableType]:
+    """The strongest pairs; bars of several tables compare, without headings, when they are given one scale."""
     pairs = explanation.top_pairs(top)
     if not pairs:
         return []
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, show_header=scale is None)
     table.add_column("query", overflow="fold", max_width=24)
     table.add_column("document", overflow="fold", max_width=44)
     table.add_column("score units", justify="right", no_wrap=True)
@@ -153,13 +168,9 @@ def _shortened(label: str, limit: int = 120) -> str:
 
 
 def _bar(value: float, scale: float) -> str:
-    """A bar whose length is |value|; against the score it is hollow, so that it differs without colour."""
+    """A bar whose length is |value|; against the score it is broken, so that it differs without colour."""
     length = round(_BAR * abs(value) / scale) if scale else 0
-    return ("█" if value > 0 else "░") * length
-
-
-def _text(explanation: Explanation, side: Role) -> str:
-    return "".join(piece.text for piece in view.pieces(explanation, side))
+    return ("━" if value > 0 else "╍") * length
 
 
 def _strongest(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> float:
