@@ -246,7 +246,8 @@ def test_threads_explain_while_another_encodes():
     def explain() -> None:
         for _ in range(5):
             for text, matrix in zip(texts, expected, strict=True):
-                if not np.array_equal(explainer.explain("the moon", text).matrix, matrix):
+                # Cold, built and kept factors round differently, and which path serves depends on the thread.
+                if not np.allclose(explainer.explain("the moon", text).matrix, matrix, atol=1e-5):
                     failures.append("explanation")
 
     def encode() -> None:
@@ -270,4 +271,4 @@ def test_callers_torch_modes_do_not_reach_in():
         inside = explainer.explain(*TEXTS).matrix
     np.testing.assert_allclose(plain, inside, atol=1e-5)  # bfloat16 would be off by 1e-2
     with torch.enable_grad():
-        assert np.array_equal(plain, explainer.explain(*TEXTS).matrix)
+        np.testing.assert_allclose(plain, explainer.explain(*TEXTS).matrix, atol=1e-5)
