@@ -28,13 +28,13 @@ class Served:
 
 
 class Documents:
-    """The documents of one encoder and method, over a store."""
+    """The documents of one encoder and method, over a store; `policy` decides which are built."""
 
-    def __init__(self, encoder: Encoder, method: Method, store: Store) -> None:
+    def __init__(self, encoder: Encoder, method: Method, store: Store, policy: SkiRental | None = None) -> None:
         self._encoder = encoder
         self._method = method
         self._store = store
-        self._policy = SkiRental()
+        self._policy = SkiRental() if policy is None else policy
 
     def explain(
         self, query: Factors, passages: Sequence[Embedded], ids: Sequence[str | None] | None = None
