@@ -125,9 +125,7 @@ class Encoder:
 
     def tokenize(self, texts: Sequence[str | Embedded], role: Role) -> Batch:
         """Read the texts as `encode_query` or `encode_document` does: prompt in front, end cut off."""
-        passages = tuple(text if isinstance(text, Embedded) else Embedded(text) for text in texts)
-        for passage in passages:
-            _check_text(passage.string)
+        passages = as_passages(texts)
         prompt = self.prompt(role)
         # Calling a tokenizer sets its padding and truncation: two threads at once would trip over each other.
         with self._tokenizing:
@@ -329,6 +327,14 @@ def _find_blocks(transformer: Any) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return list(module)
     raise UnsupportedModel(f"the encoder blocks of {type(model).__name__} could not be found")
+
+
+def as_passages(texts: Sequence[str | Embedded]) -> tuple[Embedded, ...]:
+    """The texts with the strings that are really embedded; what cannot be read is refused."""
+    passages = tuple(text if isinstance(text, Embedded) else Embedded(text) for text in texts)
+    for passage in passages:
+        _check_text(passage.string)
+    return passages
 
 
 def _check_text(text: object) -> None:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from rag_explain import models
-from rag_explain.encoder import Batch, Encoder
+from rag_explain.documents import BUCKET_TOKENS, Documents, Served
+from rag_explain.encoder import Encoder, as_passages
 from rag_explain.errors import InvalidInput
-from rag_explain.methods import ColdDocument, make
+from rag_explain.methods import make
+from rag_explain.store import Store
 from rag_explain.types import Embedded, Explanation, Factors, Role
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-# Documents travel in batches of at most this many positions: enough to fill the machine, little padding.
-_BUCKET_TOKENS = 2048
 # Hits of one query are explained one by one when they are looked at: the query's factors are kept that long.
 _RECENT_QUERIES = 32
 
@@ -42,6 +41,7 @@ class Explainer:
         method: `bilrp` (default) or `hxp`.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
+        store: a folder in which documents' factors are kept, or a `Store`; None keeps them in memory only.
         options: options of the method; an unknown one raises.
     """
 
@@ -52,6 +52,7 @@ class Explainer:
         *,
         layer: int | None = None,
         device: str | None = None,
+        store: str | Path | Store | None = None,
         **options: Any,
     ) -> None:
         loaded, name = models.load(model, device)
@@ -61,6 +62,9 @@ class Explainer:
         self._queries_lock = threading.Lock()
         with _quiet_torch(self.encoder):
             self.method.check()
+        self._owns_store = not isinstance(store, Store)
+        self.store = store if isinstance(store, Store) else Store(store)
+        self._documents = Documents(self.encoder, self.method, self.store)
 
     # ------------------------------------------------------------------ explanations
 
@@ -68,20 +72,39 @@ class Explainer:
         """Why `document` scores what it does for `query`."""
         return self.explain_many(query, [document])[0]
 
-    def explain_many(self, query: str, documents: Sequence[str | Embedded]) -> list[Explanation]:
-        """One explanation per document, in the order given; the query's factors are computed once."""
+    def explain_many(
+        self, query: str, documents: Sequence[str | Embedded], *, ids: Sequence[str | None] | None = None
+    ) -> list[Explanation]:
+        """One explanation per document, in the order given; the query's factors are computed once.
+
+        Documents that the store has are explained by one product. `ids` are the caller's names of the documents, under
+        which `store.forget(ids)` erases what is kept of them.
+        """
         if isinstance(documents, (str, Embedded)):
             raise InvalidInput("explain_many takes a list of documents: use explain for one")
-        if not documents:
+        passages = as_passages(documents)
+        _check_ids(passages, ids)
+        if not passages:
             return []
         with _quiet_torch(self.encoder):
             half = self._query_factors(query)
-            batch = self.encoder.tokenize(documents, "document")
-            explanations: dict[int, Explanation] = {}
-            for bucket in batch.buckets(_BUCKET_TOKENS):
-                part = batch.select(bucket)
-                explanations.update(zip(bucket, self._explain_batch(query, half, part), strict=True))
-        return [explanations[index] for index in range(len(documents))]
+            served = self._documents.explain(half, passages, ids)
+        return [self._explanation(query, half, *item) for item in zip(passages, served, strict=True)]
+
+    def precompute(
+        self, texts: Iterable[str | Embedded], progress: bool = True, *, ids: Iterable[str | None] | None = None
+    ) -> int:
+        """Build and keep the factors of documents before anybody asks; how many were built.
+
+        Documents that the store has are left alone, so that an interrupted run goes on where it stopped.
+        """
+        if isinstance(texts, (str, Embedded)):
+            raise InvalidInput("precompute takes a list of texts")
+        total = len(texts) if isinstance(texts, Sized) else None
+        names = repeat(None) if ids is None else ids
+        pairs = ((as_passages([text])[0], name) for text, name in zip(texts, names, strict=ids is not None))
+        with _quiet_torch(self.encoder), _progress(progress, total) as advance:
+            return self._documents.precompute(pairs, advance)
 
     def factor(self, texts: Sequence[str | Embedded], role: Role = "document") -> list[Factors]:
         """Each text's half of every explanation, always computed here and now."""
@@ -94,7 +117,7 @@ class Explainer:
         with _quiet_torch(self.encoder):
             batch = self.encoder.tokenize(texts, role)
             factors: dict[int, Factors] = {}
-            for bucket in batch.buckets(_BUCKET_TOKENS):
+            for bucket in batch.buckets(BUCKET_TOKENS):
                 factors.update(zip(bucket, self.method.factor(batch.select(bucket)), strict=True))
         return [factors[index] for index in range(len(texts))]
 
@@ -113,24 +136,8 @@ class Explainer:
                 self._queries.popitem(last=False)
         return factors
 
-    def _explain_batch(self, query: str, half: Factors, batch: Batch) -> list[Explanation]:
-        """Cold where that is cheaper: it takes one pass per query token, factors take one per document token."""
-        start = time.perf_counter()
-        longest = max(len(tokens) for tokens in batch.tokens)
-        path = "cold" if len(half.tokens) < longest else "built"
-        if path == "cold":
-            found = self.method.cold(half, batch)
-        else:
-            found = [warm_document(half, factors) for factors in self.method.factor(batch)]
-        provenance = {"path": path, "seconds": (time.perf_counter() - start) / len(batch)}
-        return [
-            self._explanation(query, half, passage, document, provenance)
-            for passage, document in zip(batch.texts, found, strict=True)
-        ]
-
-    def _explanation(
-        self, query: str, half: Factors, passage: Embedded, document: ColdDocument, provenance: dict[str, Any]
-    ) -> Explanation:
+    def _explanation(self, query: str, half: Factors, passage: Embedded, served: Served) -> Explanation:
+        document = served.document
         truncated: list[Role] = ["query"] if half.truncated else []
         if document.truncated:
             truncated.append("document")
@@ -145,18 +152,20 @@ class Explainer:
             additive=self.method.additive,
             settings=self.method.settings,
             model=self.encoder.name,
-            fingerprint=self.encoder.fingerprint,
+            fingerprint=half.fingerprint,
             surrogate=self.encoder.surrogate,
             truncated=tuple(truncated),
-            provenance=provenance,
+            provenance=served.provenance,
         )
 
     # ------------------------------------------------------------------ life
 
     def close(self) -> None:
-        """Let go of what is kept between calls."""
+        """Let go of what is kept between calls, and close the store unless it was given open."""
         with self._queries_lock:
             self._queries.clear()
+        if self._owns_store:
+            self.store.close()
 
     def __enter__(self) -> Explainer:
         return self
@@ -170,13 +179,24 @@ class Explainer:
         return f"Explainer({self.encoder.name!r}, method={self.method.name!r}, layer={self.method.layer})"
 
 
-def warm_document(query: Factors, document: Factors) -> ColdDocument:
-    """The explanation of a pair whose halves are both there: one product of (n_q + 1, h) and (h, n_d + 1)."""
-    left = np.vstack([query.rows, query.rest])
-    right = np.vstack([document.rows, document.rest])
-    scale = query.norm * document.norm
-    score = float(query.embedding.astype(np.float64) @ document.embedding.astype(np.float64)) / scale
-    return ColdDocument(document.tokens, (left @ right.T) / np.float32(scale), score, document.truncated)
+def _check_ids(passages: Sequence[Embedded], ids: Sequence[str | None] | None) -> None:
+    if ids is not None and (isinstance(ids, str) or len(ids) != len(passages)):
+        raise InvalidInput(f"give one id, or None, for each of the {len(passages)} documents")
+
+
+@contextmanager
+def _progress(shown: bool, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr, or nothing."""
+    if not shown:
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("factors"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("factors", total=total)
+        yield lambda count: bar.advance(task, count)
 
 
 @contextmanager

@@ -246,8 +246,9 @@ def test_threads_explain_while_another_encodes():
 
     def explain() -> None:
         for _ in range(5):
+            # Cold, built and kept factors round differently, and which path serves depends on the thread.
             found = [explainer.explain("the moon", text).matrix for text in texts]
-            if not all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True)):
+            if not all(np.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True)):
                 failures.append("explanation")
 
     def encode() -> None:
@@ -268,6 +269,6 @@ def test_callers_torch_modes_do_not_reach_in():
     explainer.close()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         inside = explainer.explain(*TEXTS).matrix
-    assert np.array_equal(plain, inside)
+    np.testing.assert_allclose(plain, inside, atol=1e-5)  # bfloat16 would be off by 1e-2
     with torch.enable_grad():
-        assert np.array_equal(plain, explainer.explain(*TEXTS).matrix)
+        np.testing.assert_allclose(plain, explainer.explain(*TEXTS).matrix, atol=1e-5)

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def add_model_arguments(command: argparse.ArgumentParser) -> None:
-    """--model, --method, --layer, --device."""
+    """--model, --method, --layer, --device, --store."""
     command.add_argument("--model", default=DEFAULT_MODEL, help="name or folder of a sentence-transformers model")
     command.add_argument("--method", default=None, help="explanation method (default: bilrp)")
     command.add_argument("--layer", type=int, default=None, help="attribute to the input of this encoder block")
     command.add_argument("--device", default=None, help="where to compute, for example cpu or cuda")
+    command.add_argument("--store", default=None, help="folder in which documents' factors are kept")
 
 
 def make_explainer(arguments: argparse.Namespace) -> Explainer:
@@ -26,4 +27,6 @@ def make_explainer(arguments: argparse.Namespace) -> Explainer:
     from rag_explain.explainer import Explainer
 
     logging.disable_progress_bar()
-    return Explainer(arguments.model, arguments.method, layer=arguments.layer, device=arguments.device)
+    return Explainer(
+        arguments.model, arguments.method, layer=arguments.layer, device=arguments.device, store=arguments.store
+    )

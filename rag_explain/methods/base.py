@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import InvalidInput
+from rag_explain.store.memory import Resident
+from rag_explain.store.product import pair_products
 from rag_explain.types import Array, Factors, Token
 
 
@@ -62,6 +64,14 @@ class Method(ABC):
     @abstractmethod
     def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
         """Explain each document of a batch for one query, without building their factors."""
+
+    def warm(self, query: Factors, documents: Sequence[Resident]) -> list[ColdDocument]:
+        """Explain documents whose factors are at hand: one product (n_q + 1, h) @ (h, sum of n_d + 1) for all."""
+        matrices, scores = pair_products(query, documents)
+        return [
+            ColdDocument(document.tokens, matrix, float(score), document.truncated)
+            for document, matrix, score in zip(documents, matrices, scores, strict=True)
+        ]
 
     def build(
         self,

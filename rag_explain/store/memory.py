@@ -115,6 +115,11 @@ class Memory:
             if any(key in shelf for shelf in self._shelves.values()):
                 self._link(key, ids)
 
+    def owned(self, key: bytes, ids: Iterable[str]) -> bool:
+        """Whether all of these documents are known to own what is kept under `key`."""
+        with self._lock:
+            return self._ids.get(key, set()).issuperset(ids)
+
     def forget(self, ids: Iterable[str] = (), keys: Iterable[bytes] = ()) -> set[bytes]:
         """Let go of what these documents own, and of these keys; the keys that were here."""
         with self._lock:

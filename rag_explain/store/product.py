@@ -41,7 +41,7 @@ def pair_products(query: Factors, documents: Sequence[Resident]) -> tuple[list[A
 
 
 def multiply(left: Array, documents: Sequence[Resident]) -> Iterator[tuple[list[Resident], Array]]:
-    """`left` (m, h) times the documents' blocks, in their order: a panel of documents, its product (m, rows), and so on."""
+    """`left` (m, h) times the documents' blocks, in their order: each panel with its product (m, rows)."""
     import torch
 
     scratch: torch.Tensor | None = None

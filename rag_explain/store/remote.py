@@ -151,9 +151,14 @@ class Remote:
 
     def link(self, owners: Sequence[tuple[bytes, Sequence[str]]]) -> None:
         """Let documents own rows."""
-        marks = {_mark(name, key): b"" for key, names in owners for name in names}
+        marks = {_mark(name, key) for key, names in owners for name in names}
+
+        def write() -> None:
+            known = self._objects.get(list(marks))
+            self._objects.put({mark: b"" for mark in marks if mark not in known})
+
         if marks:
-            self._optional(lambda: self._objects.put(marks), self._patience)
+            self._optional(write, self._patience)
 
     def quarantine(self, key: bytes, reason: str) -> None:
         """Delete a damaged object: the next build writes it again."""

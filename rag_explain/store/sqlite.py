@@ -97,9 +97,10 @@ class Disk:
 
     def link(self, owners: Sequence[tuple[bytes, Sequence[str]]]) -> None:
         """Let documents own rows that are kept already."""
-        pairs = [(name, key) for key, names in owners for name in names]
+        known = "SELECT 1 FROM documents WHERE id = ? AND key = ?"
+        pairs = [(name, key) for key, names in owners for name in names if not self._read(known, [name, key])]
         if not pairs:
-            return
+            return  # a look is much cheaper than a write that changes nothing
 
         def insert(connection: sqlite3.Connection) -> None:
             connection.executemany(

@@ -166,10 +166,11 @@ class Store:
 
     def link(self, owners: Sequence[tuple[bytes, Sequence[str]]]) -> None:
         """Let documents own factors that are kept already, so that forgetting the document erases them."""
+        owners = [(key, ids) for key, ids in owners if not self._memory.owned(key, ids)]
         for key, ids in owners:
             self._memory.link(key, ids)
         for tier in self._tiers():
-            if not tier.readonly:
+            if owners and not tier.readonly:
                 self._try(tier, "put", partial(tier.link, owners), None)
 
     # ------------------------------------------------------------------ looking after it

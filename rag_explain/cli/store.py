@@ -1,0 +1,96 @@
+"""rag-explain store info | verify | prune | export | forget: look after a folder of documents' factors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from rag_explain.errors import InvalidInput, StoreError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def add(commands: Any) -> None:
+    """Register the command."""
+    command = commands.add_parser("store", help="look after kept factors: info, verify, prune, export, forget")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, run, help_text in (
+        ("info", _info, "what is kept, and where"),
+        ("verify", _verify, "read every row; quarantine damaged ones; exit code 1 when there were any"),
+        ("prune", _prune, "drop the factors that were used longest ago"),
+        ("export", _export, "copy every healthy row to another store"),
+        ("forget", _forget, "erase documents by id, from every tier"),
+    ):
+        action = actions.add_parser(name, help=help_text)
+        action.add_argument("store", help="the store's folder, or a bucket (s3://, gs://, az://, file://)")
+        action.add_argument("--remote", help="bucket behind the folder")
+        if name == "prune":
+            action.add_argument("--max-size", required=True, help="bytes to keep, for example 500M or 2G")
+        if name == "export":
+            action.add_argument("target", help="folder or bucket to copy to")
+        if name == "forget":
+            action.add_argument("ids", nargs="*", help="ids of documents; - reads one per line from standard input")
+        action.set_defaults(run=run)
+
+
+def _open(place: str, remote: str | None = None) -> Any:
+    """The store at `place`, which must exist unless it is a bucket."""
+    from rag_explain.store import Store
+
+    if "://" in place:
+        return Store(remote=place)
+    if not Path(place).is_dir():
+        raise StoreError(f"there is no store at {place}: give the folder that an Explainer was given as `store`")
+    return Store(place, remote=remote)
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    with _open(arguments.store, arguments.remote) as store:
+        print(json.dumps({tier: about for tier, about in store.info().items() if about}, indent=2))
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    with _open(arguments.store, arguments.remote) as store:
+        report = store.verify()
+    for tier, counts in report.items():
+        print(f"{tier}: {counts['rows']} rows, {counts['damaged']} damaged, {counts['taken_over']} taken over")
+    return 1 if any(counts["damaged"] for counts in report.values()) else 0
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    size = parse_size(arguments.max_size)
+    with _open(arguments.store, arguments.remote) as store:
+        print(f"{store.prune(size)} rows dropped")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from rag_explain.store import Store
+
+    with _open(arguments.store, arguments.remote) as store:
+        place = arguments.target
+        with Store(remote=place) if "://" in place else Store(place) as target:
+            print(f"{store.export(target)} rows copied to {place}")
+    return 0
+
+
+def _forget(arguments: argparse.Namespace) -> int:
+    ids = [line.rstrip("\n") for line in sys.stdin] if arguments.ids == ["-"] else arguments.ids
+    if not ids:
+        raise InvalidInput("give the ids of the documents to forget, or - to read them from standard input")
+    with _open(arguments.store, arguments.remote) as store:
+        print(f"{store.forget(ids)} rows erased")
+    return 0
+
+
+def parse_size(text: str) -> int:
+    """Bytes from "500M", "2.5 GB", "1000"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)b?\s*", text.lower())
+    if match is None:
+        raise InvalidInput(f"{text!r} is not a size: write for example 500M or 2G")
+    return int(float(match[1]) * _UNITS[match[2]])
