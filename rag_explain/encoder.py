@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rag_explain.errors import InvalidInput, UnsupportedModel
+from rag_explain.reference import in_reference, reference_features
 from rag_explain.types import Embedded, Part, Role, Token
 
 if TYPE_CHECKING:
@@ -167,6 +168,10 @@ class Encoder:
                 return prompts[name] or None
         return None
 
+    def reference(self, batch: Batch) -> Batch:
+        """The same batch with nothing said: special tokens kept, padding tokens between, positions and mask as they were."""
+        return replace(batch, features=reference_features(batch.features, self._transformer))
+
     # ------------------------------------------------------------------ tokens to embeddings
 
     def run(self, batch: Batch, visit: Visitor | None = None, enter: Callable[[str], None] | None = None) -> Tensor:
@@ -191,9 +196,19 @@ class Encoder:
 
     def norms(self, embeddings: Tensor) -> Tensor:
         """(D,): what each embedding is divided by in the score."""
-        if self.metric == "cosine" or self._normalizes:
+        if self.is_cosine:
             return torch.linalg.vector_norm(embeddings, dim=-1).clamp_min(torch.finfo(embeddings.dtype).tiny)
         return torch.ones_like(embeddings[:, 0])
+
+    @property
+    def is_cosine(self) -> bool:
+        """Whether the score compares directions: embeddings are divided by their length."""
+        return self.metric == "cosine" or self._normalizes
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether the model subtracts its reference's embedding (`ShiftedEncoder`): its own is then zero."""
+        return bool(getattr(self._transformer, "is_shifted", False))
 
     @property
     def device(self) -> torch.device:
@@ -234,7 +249,7 @@ class Encoder:
 
     def _enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         visit = self._visitor.get()
-        if visit is None:
+        if visit is None or in_reference():
             return None
         if args:
             return (visit(args[0]), *args[1:]), kwargs

@@ -11,14 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from rag_explain import models
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import InvalidInput
-from rag_explain.methods import ColdDocument, make
-from rag_explain.types import Embedded, Explanation, Factors, Role
+from rag_explain.methods import ColdDocument, PairMethod, make
+from rag_explain.types import Embedded, Explanation, Factors, Role, Token
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -74,6 +73,8 @@ class Explainer:
             raise InvalidInput("explain_many takes a list of documents: use explain for one")
         if not documents:
             return []
+        if isinstance(self.method, PairMethod):
+            return self._explain_pairs(self.method, query, documents)
         with _quiet_torch(self.encoder):
             half = self._query_factors(query)
             batch = self.encoder.tokenize(documents, "document")
@@ -121,23 +122,50 @@ class Explainer:
         if path == "cold":
             found = self.method.cold(half, batch)
         else:
-            found = [warm_document(half, factors) for factors in self.method.factor(batch)]
+            found = [self.method.warm(half, factors) for factors in self.method.factor(batch)]
         provenance = {"path": path, "seconds": (time.perf_counter() - start) / len(batch)}
         return [
-            self._explanation(query, half, passage, document, provenance)
+            self._explanation(query, half.tokens, half.truncated, passage, document, provenance)
             for passage, document in zip(batch.texts, found, strict=True)
         ]
 
+    def _explain_pairs(
+        self, method: PairMethod, query: str, documents: Sequence[str | Embedded]
+    ) -> list[Explanation]:
+        """Methods that need both texts at once: nothing is kept, every pair is computed here and now."""
+        explanations: dict[int, Explanation] = {}
+        with _quiet_torch(self.encoder):
+            asked = self.encoder.tokenize([query], "query")
+            batch = self.encoder.tokenize(documents, "document")
+            for bucket in batch.buckets(_BUCKET_TOKENS):
+                start = time.perf_counter()
+                part = batch.select(bucket)
+                found = method.explain(asked, part)
+                provenance = {"path": "pair", "seconds": (time.perf_counter() - start) / len(part)}
+                for index, passage, document in zip(bucket, part.texts, found, strict=True):
+                    explanations[index] = self._explanation(
+                        query, asked.tokens[0], asked.truncated[0], passage, document, provenance
+                    )
+        return [explanations[index] for index in range(len(documents))]
+
     def _explanation(
-        self, query: str, half: Factors, passage: Embedded, document: ColdDocument, provenance: dict[str, Any]
+        self,
+        query: str,
+        query_tokens: tuple[Token, ...],
+        query_truncated: bool,
+        passage: Embedded,
+        document: ColdDocument,
+        provenance: dict[str, Any],
     ) -> Explanation:
-        truncated: list[Role] = ["query"] if half.truncated else []
+        truncated: list[Role] = ["query"] if query_truncated else []
         if document.truncated:
             truncated.append("document")
+        if document.note is not None:
+            provenance = {**provenance, "note": document.note}
         return Explanation(
             query=query,
             document=passage.text,
-            query_tokens=half.tokens,
+            query_tokens=query_tokens if document.query_tokens is None else document.query_tokens,
             document_tokens=document.tokens,
             matrix=document.matrix,
             score=document.score,
@@ -146,7 +174,10 @@ class Explainer:
             settings=self.method.settings,
             model=self.encoder.name,
             fingerprint=self.encoder.fingerprint,
-            surrogate=self.encoder.surrogate,
+            references=document.references,
+            similarities=document.similarities,
+            unit=document.unit,
+            surrogate=self.method.surrogate,
             truncated=tuple(truncated),
             provenance=provenance,
         )
@@ -168,15 +199,6 @@ class Explainer:
 
     def __repr__(self) -> str:
         return f"Explainer({self.encoder.name!r}, method={self.method.name!r}, layer={self.method.layer})"
-
-
-def warm_document(query: Factors, document: Factors) -> ColdDocument:
-    """The explanation of a pair whose halves are both there: one product of (n_q + 1, h) and (h, n_d + 1)."""
-    left = np.vstack([query.rows, query.rest])
-    right = np.vstack([document.rows, document.rest])
-    scale = query.norm * document.norm
-    score = float(query.embedding.astype(np.float64) @ document.embedding.astype(np.float64)) / scale
-    return ColdDocument(document.tokens, (left @ right.T) / np.float32(scale), score, document.truncated)
 
 
 @contextmanager

@@ -7,11 +7,15 @@ from typing import Any
 
 from rag_explain.encoder import Encoder
 from rag_explain.errors import InvalidInput
-from rag_explain.methods.base import ColdDocument, Method
+from rag_explain.methods.base import ColdDocument, Method, PairMethod
 from rag_explain.methods.bilrp import BiLRP, HessianProduct
+from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians
 
 DEFAULT = BiLRP.name
-METHODS: dict[str, type[Method]] = {method.name: method for method in (BiLRP, HessianProduct)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (BiLRP, HessianProduct, IntegratedJacobians, ExactJacobians)
+}
 
 
 def make(name: str | None, encoder: Encoder, layer: int | None, options: dict[str, Any]) -> Method:
@@ -27,4 +31,4 @@ def make(name: str | None, encoder: Encoder, layer: int | None, options: dict[st
     return method(encoder, layer, **options)
 
 
-__all__ = ["DEFAULT", "METHODS", "ColdDocument", "Method", "make"]
+__all__ = ["DEFAULT", "METHODS", "ColdDocument", "Method", "PairMethod", "make"]

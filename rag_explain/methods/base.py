@@ -13,18 +13,30 @@ from torch import Tensor
 
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import InvalidInput
-from rag_explain.types import Array, Factors, Token
+from rag_explain.types import Array, Factors, Token, Unit
 
 
 @dataclass(frozen=True, eq=False)
 class ColdDocument:
-    """A document explained for one query without building its factors."""
+    """A document explained for one query: what a method hands over for an Explanation.
+
+    Attributes:
+        matrix: (n_q + 1, n_d + 1) in score units.
+        references: what tells how far the method can be trusted on this pair.
+        similarities: (n_q, n_d) cosines of all token pairs, for alignment methods.
+        note: one sentence that a reader of this explanation must know.
+        query_tokens: the query's units where they are not its tokens (methods that work on words).
+    """
 
     tokens: tuple[Token, ...]
-    matrix: Array  # (n_q + 1, n_d + 1), in score units
+    matrix: Array
     score: float
     truncated: bool
     references: Mapping[str, Any] | None = None
+    similarities: Array | None = None
+    note: str | None = None
+    query_tokens: tuple[Token, ...] | None = None
+    unit: Unit = "token"
 
 
 class Method(ABC):
@@ -36,6 +48,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     additive: ClassVar[bool] = True
+    # Whether a text's factors serve every pair it is in, and are therefore worth keeping.
+    cacheable: ClassVar[bool] = True
 
     def __init__(self, encoder: Encoder, layer: int | None = None, *, budget: int | None = None) -> None:
         self.encoder = encoder
@@ -52,6 +66,11 @@ class Method(ABC):
         """What decides this method's numbers, besides the encoder."""
         return {"layer": self.layer}
 
+    @property
+    def surrogate(self) -> str | None:
+        """Why what this method explains is not the encoder's own similarity, or None when it is."""
+        return self.encoder.surrogate
+
     def check(self) -> None:
         """Refuse the encoder when the method would be wrong on it. Called once, when an Explainer is made."""
 
@@ -62,6 +81,14 @@ class Method(ABC):
     @abstractmethod
     def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
         """Explain each document of a batch for one query, without building their factors."""
+
+    def warm(self, query: Factors, document: Factors) -> ColdDocument:
+        """A pair whose halves are both there: one product of (n_q + 1, h) and (h, n_d + 1)."""
+        left = np.vstack([query.rows, query.rest])
+        right = np.vstack([document.rows, document.rest])
+        scale = query.norm * document.norm
+        score = float(query.embedding.astype(np.float64) @ document.embedding.astype(np.float64)) / scale
+        return ColdDocument(document.tokens, (left @ right.T) / np.float32(scale), score, document.truncated)
 
     def build(
         self,
@@ -89,6 +116,23 @@ class Method(ABC):
             error=float(error),
             **more,
         )
+
+
+class PairMethod(Method):
+    """A method that needs both texts at once: nothing of it can be kept for another pair."""
+
+    additive = False
+    cacheable = False
+
+    @abstractmethod
+    def explain(self, query: Batch, documents: Batch) -> list[ColdDocument]:
+        """Explain each document of a batch for the one query."""
+
+    def factor(self, batch: Batch) -> list[Factors]:
+        raise InvalidInput(f"{self.name} explains pairs of texts: it has no factors to compute or to keep")
+
+    def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
+        raise InvalidInput(f"{self.name} explains pairs of texts: call Explainer.explain")
 
 
 def to_numpy(tensor: Tensor) -> Array:
