@@ -8,13 +8,25 @@ from typing import Any
 from rag_explain.encoder import Encoder
 from rag_explain.errors import InvalidInput
 from rag_explain.methods.base import ColdDocument, Method, PairMethod
+from rag_explain.methods.baselines import Gradient, IntegratedGradients, Random, TokenEmbeddings
 from rag_explain.methods.bilrp import BiLRP, HessianProduct
 from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians
+from rag_explain.methods.pooled import Pooled
 
 DEFAULT = BiLRP.name
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (BiLRP, HessianProduct, IntegratedJacobians, ExactJacobians)
+    for method in (
+        BiLRP,
+        HessianProduct,
+        IntegratedJacobians,
+        ExactJacobians,
+        Pooled,
+        TokenEmbeddings,
+        Gradient,
+        IntegratedGradients,
+        Random,
+    )
 }
 
 

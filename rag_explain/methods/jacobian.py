@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 TRUSTED_REFERENCE = 0.1
 # Nodes are run side by side in batches of at most this many positions.
 _POSITIONS = 2048
-_FIRST_NODES = (4, 8)
+_PROBE = "Why was this short text found?"
 
 
 class JacobianMethod(Method):
@@ -93,14 +94,28 @@ class JacobianMethod(Method):
     def path(self, batch: Batch, index: int) -> Path:
         """The way of text `index` from its reference, with the nodes that its integral needs."""
         one = batch.select([index])
-        path = Path.between(self.encoder, one, self.layer, inside=self.inside and self.encoder.is_cosine)
-        nodes, error = path.choose_nodes(self.tolerance, self.max_nodes)
-        if error > self.tolerance:
+        inside = self.inside and self.encoder.is_cosine
+        path = Path.between(self.encoder, one, self.layer, inside=inside, spreads=self._spreads)
+        path = path.with_nodes(self.tolerance, self.max_nodes, float(self.halves(path)[1].norm()))
+        if path.error > self.tolerance:
             _log.warning(
                 "%s reached a relative error of %.1e with %d nodes, not %.1e: raise max_nodes, or choose a later layer",
-                self.name, error, nodes, self.tolerance,
+                self.name, path.error, path.nodes, self.tolerance,
             )  # fmt: skip
-        return replace(path, nodes=nodes, error=error)
+        return path
+
+    @cached_property
+    def _spreads(self) -> bool:
+        """Whether one text's mask and positions serve a batch of nodes, so that blocks below `layer` run only once."""
+        batch = self.encoder.tokenize([_PROBE], "document")
+        hidden, _ = _hidden(self.encoder, batch, self.layer)
+        at = torch.stack([hidden, hidden / 2])
+        copied = freeze(self.encoder, _copies(batch, 2), self.layer, JACOBIAN, at).embedding
+        try:
+            spread = freeze(self.encoder, batch, self.layer, JACOBIAN, at).embedding
+        except (RuntimeError, ValueError, IndexError):
+            return False
+        return spread.shape == copied.shape and bool(torch.allclose(spread, copied, rtol=1e-3))
 
     def halves(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         """What stands for a text beside its rows: rest (e,), embedding (e,) and the norm that divides them."""
@@ -225,52 +240,65 @@ class Path:
     embedding: Tensor
     reference: Tensor
     positions: Tensor
+    spreads: bool
     nodes: int = 0
     error: float = 0.0
+    kept: tuple[tuple[AffineMap, Tensor], ...] = ()
 
     @classmethod
-    def between(cls, encoder: Encoder, batch: Batch, layer: int, *, inside: bool) -> Path:
+    def between(cls, encoder: Encoder, batch: Batch, layer: int, *, inside: bool, spreads: bool) -> Path:
         """From the reference of the one text in `batch` to the text."""
         text, embedding = _hidden(encoder, batch, layer)
         start, reference = _hidden(encoder, encoder.reference(batch), layer)
         if inside:
             embedding, reference = _unit(embedding), _unit(reference)
+        change = text - start
         return cls(
-            encoder, batch, layer, inside, start, text - start, embedding, reference, batch.positions(0)
+            encoder, batch, layer, inside, start, change, embedding, reference, batch.positions(0), spreads
         )  # fmt: skip
 
-    def choose_nodes(self, tolerance: float, largest: int) -> tuple[int, float]:
-        """The number of nodes at which the integral along a - r gives e(a) - e(r), and the relative error there."""
+    def with_nodes(self, tolerance: float, largest: int, size: float) -> Path:
+        """The same path with as many nodes as it takes for the integral along a - r to give e(a) - e(r).
+
+        `size` is what errors are relative to.
+        """
         wanted = self.embedding - self.reference
-        size = self.embedding.norm().clamp_min(torch.finfo(wanted.dtype).tiny)
         tried: list[tuple[int, float]] = []
         while True:
-            nodes = min(_next_nodes(tried, tolerance), largest)
+            nodes = min(_next_nodes(tried, tolerance, self.encoder.blocks - self.layer), largest)
             total = torch.zeros_like(wanted)
-            for frozen, weights in self.maps(nodes):
+            kept = []
+            for frozen, weights in self._freeze(nodes):
                 tangents = self.change.expand(1, *frozen.hidden.shape)
                 total += weights @ self._project(frozen, frozen.push(tangents))[0]
-            error = float((total - wanted).norm() / size)
+                kept = [(frozen, weights)]
+            error = float((total - wanted).norm()) / max(size, 1e-30)
             tried.append((nodes, error))
             if error <= tolerance or nodes == largest:
-                return nodes, error
+                # Frozen encoders are large: only those of a short text, which are all in one batch, are kept.
+                return replace(self, nodes=nodes, error=error, kept=tuple(kept) if nodes <= self._step else ())
 
-    def maps(self, nodes: int) -> Iterator[tuple[AffineMap, Tensor]]:
+    def maps(self) -> Iterable[tuple[AffineMap, Tensor]]:
         """The encoder's Jacobian at some of the nodes at a time (a batch of k), and their weights (k,)."""
+        return self.kept or self._freeze(self.nodes)
+
+    @property
+    def _step(self) -> int:
+        return max(1, _POSITIONS // len(self.change))
+
+    def _freeze(self, nodes: int) -> Iterator[tuple[AffineMap, Tensor]]:
         points, weights = np.polynomial.legendre.leggauss(nodes)
         alphas = torch.as_tensor((points + 1) / 2).to(self.change)
         shares = torch.as_tensor(weights / 2).to(self.change)
-        step = max(1, _POSITIONS // len(self.change))
-        for begin in range(0, nodes, step):
-            alpha = alphas[begin : begin + step]
+        for alpha, share in zip(alphas.split(self._step), shares.split(self._step), strict=True):
             at = self.start + alpha[:, None, None] * self.change
-            copies = _copies(self.batch, len(alpha))
-            yield freeze(self.encoder, copies, self.layer, JACOBIAN, at), shares[begin : begin + step]
+            batch = self.batch if self.spreads else _copies(self.batch, len(alpha))
+            yield freeze(self.encoder, batch, self.layer, JACOBIAN, at), share
 
     def rows(self, budget: int) -> Tensor:
         """(n, e): the integral of the Jacobian times what each position owns of a - r."""
         total = self.change.new_zeros(len(self.change), len(self.embedding))
-        for frozen, weights in self.maps(self.nodes):
+        for frozen, weights in self.maps():
             rows, _ = frozen.rows(budget, self.change.expand(frozen.hidden.shape))
             rows = self._project(frozen, rows.transpose(0, 1))
             total += torch.einsum("k,nke->ne", weights, rows)
@@ -279,7 +307,7 @@ class Path:
     def relevance(self, half: Tensor, budget: int) -> Tensor:
         """(c, n): <half (c, e), rows> without building the rows, by pulling `half` back at each node."""
         total = half.new_zeros(len(half), len(self.change))
-        for frozen, weights in self.maps(self.nodes):
+        for frozen, weights in self.maps():
             cotangents = self._project(frozen, half[:, None].expand(-1, len(weights), -1))
             parts = []
             for part in cotangents.split(frozen.chunk(budget)):
@@ -297,14 +325,20 @@ class Path:
         return (vectors - direction * (vectors * direction).sum(dim=-1, keepdim=True)) / length
 
 
-def _next_nodes(tried: Sequence[tuple[int, float]], tolerance: float) -> int:
-    """How many nodes to try next. Gauss sums converge geometrically, so two errors tell about where the third falls."""
-    if len(tried) < len(_FIRST_NODES):
-        return _FIRST_NODES[len(tried)]
-    (fewer, before), (nodes, error) = tried[-2:]
-    rate = math.log(before / error) / (nodes - fewer) if 0 < error < before else 0.0
-    missing = math.log(error / tolerance) / rate if rate > 0 else float(nodes)
-    return nodes + max(2, math.ceil(1.1 * min(missing, nodes)))
+def _next_nodes(tried: Sequence[tuple[int, float]], tolerance: float, depth: int) -> int:
+    """How many nodes to try next. Gauss sums converge geometrically, so two errors tell about where the third falls.
+
+    The first guess is what paths through `depth` blocks usually need.
+    """
+    if not tried:
+        return 4 + 4 * depth
+    nodes, error = tried[-1]
+    missing = nodes / 2
+    if len(tried) > 1:
+        fewer, before = tried[-2]
+        rate = math.log(before / error) / (nodes - fewer) if 0 < error < before else 0.0
+        missing = 1.1 * math.log(error / tolerance) / rate if rate > 0 else float(nodes)
+    return nodes + max(2, math.ceil(min(missing, nodes)))
 
 
 def _hidden(encoder: Encoder, batch: Batch, layer: int) -> tuple[Tensor, Tensor]:
