@@ -53,12 +53,11 @@ class Batch:
 
     def positions(self, index: int) -> Tensor:
         """(n_tokens,) the positions of text `index` that are not padding."""
-        mask: Tensor = self.features["attention_mask"]
-        return mask[index].nonzero().squeeze(-1)
+        return used_positions(self.features)[index].nonzero().squeeze(-1)
 
     def select(self, indices: Sequence[int]) -> Batch:
         """Some of the texts, with no more padding than they need."""
-        mask = self.features["attention_mask"][list(indices)]
+        mask = used_positions(self.features)[list(indices)]
         used = mask.any(dim=0).nonzero().squeeze(-1)
         start, stop = int(used[0]), int(used[-1]) + 1
         size = (len(self), self.features["attention_mask"].shape[1])
@@ -90,6 +89,13 @@ class Batch:
             yield bucket
 
 
+def used_positions(features: dict[str, Any]) -> Tensor:
+    """(D, n) whether a position holds a token: not padding, or padding that a multi-vector query is expanded with."""
+    mask: Tensor = features["attention_mask"].bool()
+    expansion = features.get("query_expansion_positions")
+    return mask if expansion is None else mask | expansion.bool()
+
+
 class Encoder:
     """A bi-encoder whose embedding can be taken as a function of any block's input.
 
@@ -97,8 +103,11 @@ class Encoder:
         name: what the model is called, for people.
         blocks: the number of encoder blocks.
         metric: "cosine" or "dot", how the model compares embeddings.
+        is_multivector: whether it gives one vector per token and no embedding of the whole.
         surrogate: why explanations of this model are not of its own similarity, or None when they are.
     """
+
+    is_multivector = False
 
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         self.name = name or model.model_card_data.base_model or type(model).__name__
@@ -139,7 +148,9 @@ class Encoder:
                 processing_kwargs={"text": {"return_offsets_mapping": True, "return_special_tokens_mask": True}},
             )
         offsets, special = output.pop("offset_mapping"), output.pop("special_tokens_mask")
-        mask = output["attention_mask"]
+        mask = used_positions(output)
+        # Expansion of a multi-vector query comes after the tokenizer, which knows nothing of those positions.
+        missing = mask.shape[1] - offsets.shape[1]
         tokens, truncated = [], []
         for index, passage in enumerate(passages):
             encoding = output.encodings[index]
@@ -150,9 +161,9 @@ class Encoder:
                 _tokens(
                     passage,
                     prompt or "",
-                    encoding.tokens,
-                    offsets[index].tolist(),
-                    special[index].tolist(),
+                    self._transformer.tokenizer.convert_ids_to_tokens(output["input_ids"][index].tolist()),
+                    offsets[index].tolist() + [[0, 0]] * missing,
+                    special[index].tolist() + [1] * missing,
                     kept,
                 )
             )
@@ -169,7 +180,7 @@ class Encoder:
         return None
 
     def reference(self, batch: Batch) -> Batch:
-        """The same batch with nothing said: special tokens kept, padding tokens between, positions and mask as they were."""
+        """The same batch with nothing said: special tokens kept, padding between, positions and mask as they were."""
         return replace(batch, features=reference_features(batch.features, self._transformer))
 
     # ------------------------------------------------------------------ tokens to embeddings
@@ -193,6 +204,23 @@ class Encoder:
         if self._twin.truncate_dim is not None:
             embedding = embedding[:, : self._twin.truncate_dim]
         return embedding
+
+    def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(D, n, h) what the last block says of each token, and (D, n) which of them are words of the texts."""
+        caught: list[Tensor] = []
+
+        def visit(block: int, hidden: Tensor) -> Tensor:
+            if block == self.blocks:
+                caught.append(hidden)
+            return hidden
+
+        self.run(batch, visit)
+        words = torch.zeros_like(batch.features["attention_mask"], dtype=torch.bool)
+        for index, tokens in enumerate(batch.tokens):
+            words[index, batch.positions(index)] = torch.tensor(
+                [token.part == "text" for token in tokens], device=words.device
+            )
+        return caught[0], words
 
     def norms(self, embeddings: Tensor) -> Tensor:
         """(D,): what each embedding is divided by in the score."""
@@ -235,7 +263,7 @@ class Encoder:
             "model": {k: v for k, v in self._transformer.config.to_dict().items() if not k.startswith("_")},
             "tokenizer": hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
             "prompts": [self.prompt("query"), self.prompt("document")],
-            "lengths": [self._twin.max_seq_length, self._twin.truncate_dim],
+            "lengths": [self._twin.max_seq_length, getattr(self._twin, "truncate_dim", None)],
             "metric": self.metric,
         }
         digest = hashlib.blake2b(json.dumps(description, sort_keys=True, default=str).encode(), digest_size=16)

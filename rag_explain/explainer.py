@@ -17,10 +17,11 @@ from rag_explain import models
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import InvalidInput
 from rag_explain.methods import ColdDocument, PairMethod, make
+from rag_explain.multivector import MultiVector
 from rag_explain.types import Embedded, Explanation, Factors, Role, Token
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 # Documents travel in batches of at most this many positions: enough to fill the machine, little padding.
 _BUCKET_TOKENS = 2048
@@ -37,8 +38,8 @@ class Explainer:
     Safe to use from several threads; the model it was given is never changed.
 
     Args:
-        model: a name, a folder, or a loaded SentenceTransformer, whose weights are then shared.
-        method: `bilrp` (default) or `hxp`.
+        model: a name, a folder, or a loaded SentenceTransformer or MultiVectorEncoder, whose weights are then shared.
+        method: a name from docs/methods.md; None: `alignment` for a multi-vector encoder, else `bilrp`.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
         options: options of the method; an unknown one raises.
@@ -46,7 +47,7 @@ class Explainer:
 
     def __init__(
         self,
-        model: str | Path | SentenceTransformer,
+        model: str | Path | SentenceTransformer | MultiVectorEncoder,
         method: str | None = None,
         *,
         layer: int | None = None,
@@ -54,7 +55,7 @@ class Explainer:
         **options: Any,
     ) -> None:
         loaded, name = models.load(model, device)
-        self.encoder = Encoder(loaded, name=name, device=device)
+        self.encoder = as_encoder(loaded, name, device)
         self.method = make(method, self.encoder, layer, options)
         self._queries: OrderedDict[str, Factors] = OrderedDict()
         self._queries_lock = threading.Lock()
@@ -129,9 +130,7 @@ class Explainer:
             for passage, document in zip(batch.texts, found, strict=True)
         ]
 
-    def _explain_pairs(
-        self, method: PairMethod, query: str, documents: Sequence[str | Embedded]
-    ) -> list[Explanation]:
+    def _explain_pairs(self, method: PairMethod, query: str, documents: Sequence[str | Embedded]) -> list[Explanation]:
         """Methods that need both texts at once: nothing is kept, every pair is computed here and now."""
         explanations: dict[int, Explanation] = {}
         with _quiet_torch(self.encoder):
@@ -199,6 +198,15 @@ class Explainer:
 
     def __repr__(self) -> str:
         return f"Explainer({self.encoder.name!r}, method={self.method.name!r}, layer={self.method.layer})"
+
+
+def as_encoder(model: SentenceTransformer | MultiVectorEncoder, name: str, device: str | None) -> Encoder:
+    """The encoder of a loaded model of either kind."""
+    from sentence_transformers import MultiVectorEncoder
+
+    if isinstance(model, MultiVectorEncoder):
+        return MultiVector(model, name=name, device=device)
+    return Encoder(model, name=name, device=device)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What a text is compared with when nothing is said: the reference input of integrated Jacobians.
 
-Special tokens are kept and every other token is the padding token, in as many places, at the same positions and under the
-same attention mask as in the text. Ids come from the tokenizer.
+Special tokens are kept and every other token is the padding token, in as many places, at the same positions and under
+the same attention mask as in the text. Ids come from the tokenizer.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def integrated_jacobian(
             for dimension in range(len(out)):
                 (gradient,) = torch.autograd.grad(out[dimension], at, retain_graph=True)
                 rows[:, dimension] += weight * (gradient * change)[0].sum(dim=-1)
-    return Attribution(rows, unit(embedding).detach(), unit(reference).detach())
+    return Attribution(rows.detach(), unit(embedding).detach(), unit(reference).detach())
 
 
 def similarity_saliency(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +37,28 @@ class ColdDocument:
     note: str | None = None
     query_tokens: tuple[Token, ...] | None = None
     unit: Unit = "token"
+
+
+class Half(Protocol):
+    """A document's half of an explanation, beside its rows: `Factors`, or a store's own form of them."""
+
+    @property
+    def tokens(self) -> tuple[Token, ...]: ...
+
+    @property
+    def rest(self) -> Array: ...
+
+    @property
+    def embedding(self) -> Array: ...
+
+    @property
+    def error(self) -> float: ...
+
+    @property
+    def truncated(self) -> bool: ...
+
+    @property
+    def references(self) -> Mapping[str, Any] | None: ...
 
 
 class Method(ABC):
@@ -88,7 +110,11 @@ class Method(ABC):
         right = np.vstack([document.rows, document.rest])
         scale = query.norm * document.norm
         score = float(query.embedding.astype(np.float64) @ document.embedding.astype(np.float64)) / scale
-        return ColdDocument(document.tokens, (left @ right.T) / np.float32(scale), score, document.truncated)
+        return self.finish(query, document, (left @ right.T) / np.float32(scale), score)
+
+    def finish(self, query: Factors, document: Half, matrix: Array, score: float) -> ColdDocument:
+        """From the product of the halves, (n_q + 1, n_d + 1) in score units, to what the method says of the pair."""
+        return ColdDocument(document.tokens, matrix, score, document.truncated)
 
     def build(
         self,

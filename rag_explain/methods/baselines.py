@@ -8,8 +8,8 @@
 | `random` | a number drawn from the seed and the two texts | no |
 
 Gradients and integrated gradients (Sundararajan et al. 2017) are first-order: they say how much a token matters, given
-the whole other text, and know no pairs. Shown as a matrix, a pair is the product of its two tokens' saliencies: rows and
-columns then keep the order of the saliencies, and that is all that the product adds.
+the whole other text, and know no pairs. Shown as a matrix, a pair is the product of its two tokens' saliencies: rows
+and columns then keep the order of the saliencies, and that is all that the product adds.
 """
 
 from __future__ import annotations
@@ -136,9 +136,7 @@ class Random(PairMethod):
 
     name = "random"
 
-    def __init__(
-        self, encoder: Encoder, layer: int | None = None, *, seed: int = 0, budget: int | None = None
-    ) -> None:
+    def __init__(self, encoder: Encoder, layer: int | None = None, *, seed: int = 0, budget: int | None = None) -> None:
         if layer is not None:
             raise InvalidInput("random has no layer to choose")
         super().__init__(encoder, budget=budget)

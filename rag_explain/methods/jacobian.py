@@ -4,8 +4,8 @@ For an encoder e, a text a, and a reference r in which nothing is said,
 
     e(a) - e(r) = J(a) (a - r),    J(a) = integral over [0, 1] of  de/dx at x = r + alpha (a - r)  d alpha
 
-by the fundamental theorem along a straight line; a and r are the inputs of block `layer`. The part of (a - r) that token
-t owns gives rows[t], and e(r) is the rest. For two texts a and b the product of the two sums is
+by the fundamental theorem along a straight line; a and r are the inputs of block `layer`. The part of (a - r) that
+token t owns gives rows[t], and e(r) is the rest. For two texts a and b the product of the two sums is
 
     f(a, b) - f(a, r_b) - f(r_a, b) + f(r_a, r_b) = sum over pairs of  rows_a[i] . rows_b[j]
 
@@ -15,9 +15,9 @@ e(x) - e(r), whose reference embedding is zero: there nothing is left over. It i
 normalisation and divides by the final norms afterwards. With the norm inside its path the pairs would not sum to the
 score: the direction of a zero embedding is not defined where the path begins.
 
-The integral is a Gauss-Legendre sum. The number of nodes is chosen per text with one tangent, a - r itself, whose integral
-must be e(a) - e(r): nodes are added until it is, to the tolerance. Then the tokens' tangents are pushed at those nodes.
-That the sum is right to the tolerance does not bound the error of every single row; in practice they are alike.
+The integral is a Gauss-Legendre sum. The number of nodes is chosen per text with one tangent, a - r itself, whose
+integral must be e(a) - e(r): nodes are added until it is, to the tolerance. Then the tokens' tangents are pushed at
+those nodes. That the sum is right to the tolerance does not bound the error of every single row.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from torch import Tensor
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import InvalidInput
 from rag_explain.linear import DEFAULT_BUDGET, JACOBIAN, AffineMap
-from rag_explain.methods.base import ColdDocument, Method, to_numpy
+from rag_explain.methods.base import ColdDocument, Half, Method, to_numpy
 from rag_explain.methods.bilrp import freeze
-from rag_explain.types import Factors
+from rag_explain.types import Array, Factors
 
 _log = logging.getLogger(__name__)
 
@@ -143,17 +143,17 @@ class JacobianMethod(Method):
         )
         return self._with_references(document, query, to_numpy(embedding), to_numpy(rest), path.nodes, path.error)
 
-    def warm(self, query: Factors, document: Factors) -> ColdDocument:
+    def finish(self, query: Factors, document: Half, matrix: Array, score: float) -> ColdDocument:
         nodes = int((document.references or {}).get("nodes", 0))
-        found = super().warm(query, document)
+        found = super().finish(query, document, matrix, score)
         return self._with_references(found, query, document.embedding, document.rest, nodes, document.error)
 
     def _with_references(
         self,
         document: ColdDocument,
         query: Factors,
-        embedding: np.ndarray[Any, Any],
-        rest: np.ndarray[Any, Any],
+        embedding: Array,
+        rest: Array,
         nodes: int,
         error: float,
     ) -> ColdDocument:
@@ -175,9 +175,7 @@ class JacobianMethod(Method):
             _log.warning("%s: %s", self.name, note)
         return replace(document, references=references, note=note)
 
-    def _similarities(
-        self, query: Factors, embedding: np.ndarray[Any, Any], rest: np.ndarray[Any, Any]
-    ) -> dict[str, float]:
+    def _similarities(self, query: Factors, embedding: Array, rest: Array) -> dict[str, float]:
         return {}
 
 
@@ -190,9 +188,7 @@ class IntegratedJacobians(JacobianMethod):
     def halves(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         return path.reference, path.embedding, path.embedding.new_ones(())
 
-    def _similarities(
-        self, query: Factors, embedding: np.ndarray[Any, Any], rest: np.ndarray[Any, Any]
-    ) -> dict[str, float]:
+    def _similarities(self, query: Factors, embedding: Array, rest: Array) -> dict[str, float]:
         return {
             "f(a, r_b)": float(query.embedding @ rest),
             "f(r_a, b)": float(query.rest @ embedding),
@@ -322,7 +318,8 @@ class Path:
             return vectors
         length = frozen.embedding.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
         direction = frozen.embedding / length
-        return (vectors - direction * (vectors * direction).sum(dim=-1, keepdim=True)) / length
+        projected: Tensor = (vectors - direction * (vectors * direction).sum(dim=-1, keepdim=True)) / length
+        return projected
 
 
 def _next_nodes(tried: Sequence[tuple[int, float]], tolerance: float, depth: int) -> int:
@@ -364,4 +361,4 @@ def _copies(batch: Batch, count: int) -> Batch:
 
 
 def _unit(vector: Tensor) -> Tensor:
-    return vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
+    return torch.nn.functional.normalize(vector, dim=0, eps=torch.finfo(vector.dtype).tiny)

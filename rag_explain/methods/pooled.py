@@ -19,9 +19,9 @@ import numpy as np
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import InvalidInput
 from rag_explain.linear import LRP
-from rag_explain.methods.base import ColdDocument
+from rag_explain.methods.base import ColdDocument, Half
 from rag_explain.methods.bilrp import FrozenMethod
-from rag_explain.types import Factors
+from rag_explain.types import Array, Factors
 
 _ONE_CELL = (
     "this encoder's embedding is the vector of a single token, so the decomposition is one cell and says nothing "
@@ -49,8 +49,8 @@ class Pooled(FrozenMethod):
     def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
         return [_noted(document) for document in super().cold(query, batch)]
 
-    def warm(self, query: Factors, document: Factors) -> ColdDocument:
-        return _noted(super().warm(query, document))
+    def finish(self, query: Factors, document: Half, matrix: Array, score: float) -> ColdDocument:
+        return _noted(super().finish(query, document, matrix, score))
 
 
 def _noted(document: ColdDocument) -> ColdDocument:
