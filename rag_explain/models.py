@@ -54,6 +54,13 @@ def load(
     try:
         kind = MultiVectorEncoder if _is_multivector(source) else SentenceTransformer
         return kind(source, device=device), Path(name).name if Path(name).exists() else name
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise InvalidInput(
+            f"the model {name!r} has modules that are not part of sentence-transformers: load it yourself with "
+            "SentenceTransformer(..., trust_remote_code=True) if you trust it, and pass the loaded model"
+        ) from error
     except OSError as error:
         raise InvalidInput(
             f"the model {name!r} could not be loaded: it is neither a folder with a sentence-transformers model nor "

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from rag_explain.encoder import Batch, Encoder
-from rag_explain.errors import InvalidInput
+from rag_explain.errors import InvalidInput, UnsupportedModel
 from rag_explain.linear import DEFAULT_BUDGET, JACOBIAN, AffineMap
 from rag_explain.methods.base import ColdDocument, Half, Method, to_numpy
 from rag_explain.methods.bilrp import freeze
@@ -185,6 +185,10 @@ class IntegratedJacobians(JacobianMethod):
     name = "ij"
     inside = True
 
+    def check(self) -> None:
+        if self.encoder.is_shifted and self.encoder.is_cosine:
+            raise InvalidInput("a shifted encoder's reference embedding is zero and has no direction: use ij-exact")
+
     def halves(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         return path.reference, path.embedding, path.embedding.new_ones(())
 
@@ -210,6 +214,18 @@ class ExactJacobians(JacobianMethod):
             "the similarity of the shifted encoder e(x) - e(reference) is explained, not this encoder's own: "
             "fine-tune one with rag_explain.ShiftedEncoder"
         )
+
+    def check(self) -> None:
+        """A shifted encoder's reference must be zero; elsewhere the method shifts the embedding itself."""
+        if not self.encoder.is_shifted:
+            return
+        batch = self.encoder.tokenize([_PROBE], "document")
+        reference = self.encoder.run(self.encoder.reference(batch))
+        if float(reference.norm()) > 1e-6 * float(self.encoder.run(batch).norm()):
+            raise UnsupportedModel(
+                "the embedding of this shifted encoder's reference is not zero: a bias behind its pooling adds to it; "
+                "use modules without one"
+            )
 
     def halves(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         shifted = path.embedding - path.reference
