@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
+    from rag_explain.shifted import ShiftedEncoder
     from rag_explain.types import Explanation, Factors, Highlight, Hit, Hits, Pair, Token
 
 __version__ = "0.1.0"
@@ -22,10 +23,22 @@ _HOME = {
     "Hit": "rag_explain.types",
     "Hits": "rag_explain.types",
     "Pair": "rag_explain.types",
+    "ShiftedEncoder": "rag_explain.shifted",
     "Token": "rag_explain.types",
 }
 
-__all__ = ["Explainer", "Explanation", "Factors", "Highlight", "Hit", "Hits", "Pair", "Token", "__version__"]
+__all__ = [
+    "Explainer",
+    "Explanation",
+    "Factors",
+    "Highlight",
+    "Hit",
+    "Hits",
+    "Pair",
+    "ShiftedEncoder",
+    "Token",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -90,6 +90,8 @@ class Documents:
 
     def _choose(self, query: Factors, keys: Sequence[bytes], batch: Batch) -> list[bool]:
         """For each document whether to build its factors now."""
+        if not self._method.cacheable:
+            return [False] * len(keys)
         lengths = [len(tokens) for tokens in batch.tokens]
         asked = len(query.tokens)
         return [self._policy.should_build(key, asked, n) for key, n in zip(keys, lengths, strict=True)]

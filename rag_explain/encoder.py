@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rag_explain.errors import InvalidInput, UnsupportedModel
+from rag_explain.reference import in_reference, reference_features
 from rag_explain.types import Embedded, Part, Role, Token
 
 if TYPE_CHECKING:
@@ -52,12 +53,11 @@ class Batch:
 
     def positions(self, index: int) -> Tensor:
         """(n_tokens,) the positions of text `index` that are not padding."""
-        mask: Tensor = self.features["attention_mask"]
-        return mask[index].nonzero().squeeze(-1)
+        return used_positions(self.features)[index].nonzero().squeeze(-1)
 
     def select(self, indices: Sequence[int]) -> Batch:
         """Some of the texts, with no more padding than they need."""
-        mask = self.features["attention_mask"][list(indices)]
+        mask = used_positions(self.features)[list(indices)]
         used = mask.any(dim=0).nonzero().squeeze(-1)
         start, stop = int(used[0]), int(used[-1]) + 1
         size = (len(self), self.features["attention_mask"].shape[1])
@@ -89,6 +89,13 @@ class Batch:
             yield bucket
 
 
+def used_positions(features: dict[str, Any]) -> Tensor:
+    """(D, n) whether a position holds a token: not padding, or padding that a multi-vector query is expanded with."""
+    mask: Tensor = features["attention_mask"].bool()
+    expansion = features.get("query_expansion_positions")
+    return mask if expansion is None else mask | expansion.bool()
+
+
 class Encoder:
     """A bi-encoder whose embedding can be taken as a function of any block's input.
 
@@ -96,8 +103,11 @@ class Encoder:
         name: what the model is called, for people.
         blocks: the number of encoder blocks.
         metric: "cosine" or "dot", how the model compares embeddings.
+        is_multivector: whether it gives one vector per token and no embedding of the whole.
         surrogate: why explanations of this model are not of its own similarity, or None when they are.
     """
+
+    is_multivector = False
 
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         self.name = name or model.model_card_data.base_model or type(model).__name__
@@ -136,7 +146,9 @@ class Encoder:
                 processing_kwargs={"text": {"return_offsets_mapping": True, "return_special_tokens_mask": True}},
             )
         offsets, special = output.pop("offset_mapping"), output.pop("special_tokens_mask")
-        mask = output["attention_mask"]
+        mask = used_positions(output)
+        # Expansion of a multi-vector query comes after the tokenizer, which knows nothing of those positions.
+        missing = mask.shape[1] - offsets.shape[1]
         tokens, truncated = [], []
         for index, passage in enumerate(passages):
             encoding = output.encodings[index]
@@ -147,9 +159,9 @@ class Encoder:
                 _tokens(
                     passage,
                     prompt or "",
-                    encoding.tokens,
-                    offsets[index].tolist(),
-                    special[index].tolist(),
+                    self._transformer.tokenizer.convert_ids_to_tokens(output["input_ids"][index].tolist()),
+                    offsets[index].tolist() + [[0, 0]] * missing,
+                    special[index].tolist() + [1] * missing,
                     kept,
                 )
             )
@@ -164,6 +176,10 @@ class Encoder:
             if name in prompts:
                 return prompts[name] or None
         return None
+
+    def reference(self, batch: Batch) -> Batch:
+        """The same batch with nothing said: special tokens kept, padding between, positions and mask as they were."""
+        return replace(batch, features=reference_features(batch.features, self._transformer))
 
     # ------------------------------------------------------------------ tokens to embeddings
 
@@ -187,12 +203,39 @@ class Encoder:
             embedding = embedding[:, : self._twin.truncate_dim]
         return embedding
 
+    def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(D, n, h) what the last block says of each token, and (D, n) which of them are words of the texts."""
+        caught: list[Tensor] = []
+
+        def visit(block: int, hidden: Tensor) -> Tensor:
+            if block == self.blocks:
+                caught.append(hidden)
+            return hidden
+
+        self.run(batch, visit)
+        words = torch.zeros_like(batch.features["attention_mask"], dtype=torch.bool)
+        for index, tokens in enumerate(batch.tokens):
+            words[index, batch.positions(index)] = torch.tensor(
+                [token.part == "text" for token in tokens], device=words.device
+            )
+        return caught[0], words
+
     def norms(self, embeddings: Tensor) -> Tensor:
         """(D,): what each embedding is divided by in the score."""
-        if self.metric == "cosine" or self._normalizes:
+        if self.is_cosine:
             lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=-1)
             return lengths.clamp_min(torch.finfo(embeddings.dtype).tiny)
         return torch.ones_like(embeddings[:, 0])
+
+    @property
+    def is_cosine(self) -> bool:
+        """Whether the score compares directions: embeddings are divided by their length."""
+        return self.metric == "cosine" or self._normalizes
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether the model subtracts its reference's embedding (`ShiftedEncoder`): its own is then zero."""
+        return bool(getattr(self._transformer, "is_shifted", False))
 
     @property
     def device(self) -> torch.device:
@@ -219,7 +262,7 @@ class Encoder:
             "model": {k: v for k, v in self._transformer.config.to_dict().items() if not k.startswith("_")},
             "tokenizer": hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
             "prompts": [self.prompt("query"), self.prompt("document")],
-            "lengths": [self._twin.max_seq_length, self._twin.truncate_dim],
+            "lengths": [self._twin.max_seq_length, getattr(self._twin, "truncate_dim", None)],
             "metric": self.metric,
         }
         digest = hashlib.blake2b(json.dumps(description, sort_keys=True, default=str).encode(), digest_size=16)
@@ -233,7 +276,7 @@ class Encoder:
 
     def _enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         visit = self._visitor.get()
-        if visit is None:
+        if visit is None or in_reference():
             return None
         if args:
             return (visit(args[0]), *args[1:]), kwargs

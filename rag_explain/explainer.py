@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
@@ -14,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rag_explain import models
-from rag_explain.documents import BUCKET_TOKENS, Documents, Served
+from rag_explain.documents import BUCKET_TOKENS, Documents
 from rag_explain.encoder import Encoder, as_passages
 from rag_explain.errors import InvalidInput
-from rag_explain.methods import make
+from rag_explain.methods import ColdDocument, PairMethod, make
+from rag_explain.multivector import MultiVector
 from rag_explain.store import Store
-from rag_explain.types import Embedded, Explanation, Factors, Role
+from rag_explain.types import Embedded, Explanation, Factors, Role, Token
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 # Hits of one query are explained one by one when they are looked at: the query's factors are kept that long.
 _RECENT_QUERIES = 32
@@ -37,8 +39,8 @@ class Explainer:
     Safe to use from several threads; the model it was given is never changed.
 
     Args:
-        model: a name, a folder, or a loaded SentenceTransformer, whose weights are then shared.
-        method: `bilrp` (default) or `hxp`.
+        model: a name, a folder, or a loaded SentenceTransformer or MultiVectorEncoder, whose weights are then shared.
+        method: a name from docs/methods.md; None: `alignment` for a multi-vector encoder, else `bilrp`.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
         store: a folder in which documents' factors are kept, or a `Store`; None keeps them in memory only.
@@ -47,7 +49,7 @@ class Explainer:
 
     def __init__(
         self,
-        model: str | Path | SentenceTransformer,
+        model: str | Path | SentenceTransformer | MultiVectorEncoder,
         method: str | None = None,
         *,
         layer: int | None = None,
@@ -56,7 +58,7 @@ class Explainer:
         **options: Any,
     ) -> None:
         loaded, name = models.load(model, device)
-        self.encoder = Encoder(loaded, name=name, device=device)
+        self.encoder = as_encoder(loaded, name, device)
         self.method = make(method, self.encoder, layer, options)
         self._queries: OrderedDict[str, Factors] = OrderedDict()
         self._queries_lock = threading.Lock()
@@ -86,10 +88,15 @@ class Explainer:
         _check_ids(passages, ids)
         if not passages:
             return []
+        if isinstance(self.method, PairMethod):
+            return self._explain_pairs(self.method, query, passages)
         with _quiet_torch(self.encoder):
             half = self._query_factors(query)
             served = self._documents.explain(half, passages, ids)
-        return [self._explanation(query, half, *item) for item in zip(passages, served, strict=True)]
+        return [
+            self._explanation(query, half.tokens, half.truncated, passage, item.document, item.provenance)
+            for passage, item in zip(passages, served, strict=True)
+        ]
 
     def precompute(
         self, texts: Iterable[str | Embedded], progress: bool = True, *, ids: Iterable[str | None] | None = None
@@ -100,6 +107,8 @@ class Explainer:
         """
         if isinstance(texts, (str, Embedded)):
             raise InvalidInput("precompute takes a list of texts")
+        if not self.method.cacheable:
+            raise InvalidInput(f"{self.method.name} computes every pair anew: there is nothing to precompute")
         total = len(texts) if isinstance(texts, Sized) else None
         names = repeat(None) if ids is None else ids
         pairs = ((as_passages([text])[0], name) for text, name in zip(texts, names, strict=ids is not None))
@@ -136,15 +145,41 @@ class Explainer:
                 self._queries.popitem(last=False)
         return factors
 
-    def _explanation(self, query: str, half: Factors, passage: Embedded, served: Served) -> Explanation:
-        document = served.document
-        truncated: list[Role] = ["query"] if half.truncated else []
+    def _explain_pairs(self, method: PairMethod, query: str, documents: Sequence[Embedded]) -> list[Explanation]:
+        """Methods that need both texts at once: nothing is kept, every pair is computed here and now."""
+        explanations: dict[int, Explanation] = {}
+        with _quiet_torch(self.encoder):
+            asked = self.encoder.tokenize([query], "query")
+            batch = self.encoder.tokenize(documents, "document")
+            for bucket in batch.buckets(BUCKET_TOKENS):
+                start = time.perf_counter()
+                part = batch.select(bucket)
+                found = method.explain(asked, part)
+                provenance = {"path": "pair", "seconds": (time.perf_counter() - start) / len(part)}
+                for index, passage, document in zip(bucket, part.texts, found, strict=True):
+                    explanations[index] = self._explanation(
+                        query, asked.tokens[0], asked.truncated[0], passage, document, provenance
+                    )
+        return [explanations[index] for index in range(len(documents))]
+
+    def _explanation(
+        self,
+        query: str,
+        query_tokens: tuple[Token, ...],
+        query_truncated: bool,
+        passage: Embedded,
+        document: ColdDocument,
+        provenance: dict[str, Any],
+    ) -> Explanation:
+        truncated: list[Role] = ["query"] if query_truncated else []
         if document.truncated:
             truncated.append("document")
+        if document.note is not None:
+            provenance = {**provenance, "note": document.note}
         return Explanation(
             query=query,
             document=passage.text,
-            query_tokens=half.tokens,
+            query_tokens=query_tokens if document.query_tokens is None else document.query_tokens,
             document_tokens=document.tokens,
             matrix=document.matrix,
             score=document.score,
@@ -152,10 +187,13 @@ class Explainer:
             additive=self.method.additive,
             settings=self.method.settings,
             model=self.encoder.name,
-            fingerprint=half.fingerprint,
-            surrogate=self.encoder.surrogate,
+            fingerprint=self.encoder.fingerprint,
+            references=document.references,
+            similarities=document.similarities,
+            unit=document.unit,
+            surrogate=self.method.surrogate,
             truncated=tuple(truncated),
-            provenance=served.provenance,
+            provenance=provenance,
         )
 
     # ------------------------------------------------------------------ life
@@ -197,6 +235,15 @@ def _progress(shown: bool, total: int | None) -> Iterator[Callable[[int], None]]
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("factors", total=total)
         yield lambda count: bar.advance(task, count)
+
+
+def as_encoder(model: SentenceTransformer | MultiVectorEncoder, name: str, device: str | None) -> Encoder:
+    """The encoder of a loaded model of either kind."""
+    from sentence_transformers import MultiVectorEncoder
+
+    if isinstance(model, MultiVectorEncoder):
+        return MultiVector(model, name=name, device=device)
+    return Encoder(model, name=name, device=device)
 
 
 @contextmanager

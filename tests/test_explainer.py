@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import subprocess
 import sys
 import time
@@ -157,7 +158,7 @@ def _sentence_pairs(count: int) -> list[tuple[str, str]]:
         return [(row[5], row[6]) for row in rows[:: len(rows) // count]][:count]
     text = " ".join((Path(__file__).parents[1] / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
     sentences = [text[a:b] for a, b in rag_explain.segments.sentence_spans(text)]
-    return [(a, b) for a, b in zip(sentences, sentences[1:], strict=False)][:count]
+    return list(itertools.pairwise(sentences))[:count]
 
 
 @pytest.mark.slow

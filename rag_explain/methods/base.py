@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -15,18 +15,52 @@ from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import InvalidInput
 from rag_explain.store.memory import Resident
 from rag_explain.store.product import pair_products
-from rag_explain.types import Array, Factors, Token
+from rag_explain.types import Array, Factors, Token, Unit
 
 
 @dataclass(frozen=True, eq=False)
 class ColdDocument:
-    """A document explained for one query without building its factors."""
+    """A document explained for one query: what a method hands over for an Explanation.
+
+    Attributes:
+        matrix: (n_q + 1, n_d + 1) in score units.
+        references: what tells how far the method can be trusted on this pair.
+        similarities: (n_q, n_d) cosines of all token pairs, for alignment methods.
+        note: one sentence that a reader of this explanation must know.
+        query_tokens: the query's units where they are not its tokens (methods that work on words).
+    """
 
     tokens: tuple[Token, ...]
-    matrix: Array  # (n_q + 1, n_d + 1), in score units
+    matrix: Array
     score: float
     truncated: bool
     references: Mapping[str, Any] | None = None
+    similarities: Array | None = None
+    note: str | None = None
+    query_tokens: tuple[Token, ...] | None = None
+    unit: Unit = "token"
+
+
+class Half(Protocol):
+    """A document's half of an explanation, beside its rows: `Factors`, or a store's own form of them."""
+
+    @property
+    def tokens(self) -> tuple[Token, ...]: ...
+
+    @property
+    def rest(self) -> Array: ...
+
+    @property
+    def embedding(self) -> Array: ...
+
+    @property
+    def error(self) -> float: ...
+
+    @property
+    def truncated(self) -> bool: ...
+
+    @property
+    def references(self) -> Mapping[str, Any] | None: ...
 
 
 class Method(ABC):
@@ -38,6 +72,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     additive: ClassVar[bool] = True
+    # Whether a text's factors serve every pair it is in, and are therefore worth keeping.
+    cacheable: ClassVar[bool] = True
 
     def __init__(self, encoder: Encoder, layer: int | None = None, *, budget: int | None = None) -> None:
         self.encoder = encoder
@@ -54,6 +90,11 @@ class Method(ABC):
         """What decides this method's numbers, besides the encoder."""
         return {"layer": self.layer}
 
+    @property
+    def surrogate(self) -> str | None:
+        """Why what this method explains is not the encoder's own similarity, or None when it is."""
+        return self.encoder.surrogate
+
     def check(self) -> None:
         """Refuse the encoder when the method would be wrong on it. Called once, when an Explainer is made."""
 
@@ -69,9 +110,21 @@ class Method(ABC):
         """Explain documents whose factors are at hand: one product (n_q + 1, h) @ (h, sum of n_d + 1) for all."""
         matrices, scores = pair_products(query, documents)
         return [
-            ColdDocument(document.tokens, matrix, float(score), document.truncated)
+            self.finish(query, document, matrix, float(score))
             for document, matrix, score in zip(documents, matrices, scores, strict=True)
         ]
+
+    def pair(self, query: Factors, document: Factors) -> ColdDocument:
+        """A pair whose halves were both just computed: one product of (n_q + 1, h) and (h, n_d + 1)."""
+        left = np.vstack([query.rows, query.rest])
+        right = np.vstack([document.rows, document.rest])
+        scale = query.norm * document.norm
+        score = float(query.embedding.astype(np.float64) @ document.embedding.astype(np.float64)) / scale
+        return self.finish(query, document, (left @ right.T) / np.float32(scale), score)
+
+    def finish(self, query: Factors, document: Half, matrix: Array, score: float) -> ColdDocument:
+        """From the product of the halves, (n_q + 1, n_d + 1) in score units, to what the method says of the pair."""
+        return ColdDocument(document.tokens, matrix, score, document.truncated)
 
     def build(
         self,
@@ -99,6 +152,23 @@ class Method(ABC):
             error=float(error),
             **more,
         )
+
+
+class PairMethod(Method):
+    """A method that needs both texts at once: nothing of it can be kept for another pair."""
+
+    additive = False
+    cacheable = False
+
+    @abstractmethod
+    def explain(self, query: Batch, documents: Batch) -> list[ColdDocument]:
+        """Explain each document of a batch for the one query."""
+
+    def factor(self, batch: Batch) -> list[Factors]:
+        raise InvalidInput(f"{self.name} explains pairs of texts: it has no factors to compute or to keep")
+
+    def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
+        raise InvalidInput(f"{self.name} explains pairs of texts: call Explainer.explain")
 
 
 def to_numpy(tensor: Tensor) -> Array:

@@ -32,13 +32,17 @@ _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # lower precisions miss
 _LOW_PRECISION_TOLERANCE = 5e-2
 
 
-def freeze(encoder: Encoder, batch: Batch, layer: int, rules: Rules) -> AffineMap:
-    """The affine map from block `layer`'s input to the embedding that the encoder is at these texts."""
+def freeze(encoder: Encoder, batch: Batch, layer: int, rules: Rules, at: Tensor | None = None) -> AffineMap:
+    """The affine map from block `layer`'s input to the embedding that the encoder is at these texts.
+
+    `at` (D, n, h) puts the block's input somewhere else than where the texts themselves put it.
+    """
     with Recorder(rules) as recorder:
 
         def visit(block: int, hidden: Tensor) -> Tensor:
             if block == layer:
-                hidden = hidden.clone()  # what other parts of the model do to the original is not the block's business
+                # What other parts of the model do to the original is not the block's business.
+                hidden = (hidden if at is None else at).clone()
                 recorder.mark(hidden)
             return hidden
 

@@ -44,6 +44,12 @@ class Resident:
     references: Mapping[str, Any] | None
 
     @property
+    def rest(self) -> Array:
+        """(h,) float32, on the host: what no token owns."""
+        rest: Array = self.block[-1].cpu().numpy()
+        return rest
+
+    @property
     def nbytes(self) -> int:
         """What this takes, on all devices together."""
         return int(self.block.nbytes) + self.embedding.nbytes + _TOKEN_BYTES * len(self.tokens)

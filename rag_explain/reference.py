@@ -1,0 +1,75 @@
+"""What a text is compared with when nothing is said: the reference input of integrated Jacobians.
+
+Special tokens are kept and every other token is the padding token, in as many places, at the same positions and under
+the same attention mask as in the text. Ids come from the tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rag_explain.errors import UnsupportedModel
+
+_IN_REFERENCE: ContextVar[bool] = ContextVar("rag_explain_in_reference", default=False)
+
+
+def in_reference() -> bool:
+    """Whether the forward pass that runs now is a shifted encoder's own look at its reference."""
+    return _IN_REFERENCE.get()
+
+
+@contextmanager
+def looking_at_reference() -> Iterator[None]:
+    """Blocks that run in here are not the text's: whoever visits blocks passes them by."""
+    token = _IN_REFERENCE.set(True)
+    try:
+        yield
+    finally:
+        _IN_REFERENCE.reset(token)
+
+
+def reference_features(features: dict[str, Any], transformer: Any) -> dict[str, Any]:
+    """The features (D, n) of a batch, as the modules take them, with every token of the texts replaced by padding.
+
+    `transformer` is the sentence-transformers module that holds the model and its tokenizer.
+    """
+    tokenizer = transformer.tokenizer
+    filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    if filler is None:
+        raise UnsupportedModel(
+            "the tokenizer has neither a padding nor an end token, so there is no reference text: "
+            "set tokenizer.pad_token, or use bilrp"
+        )
+    ids: Tensor = features["input_ids"]
+    special = torch.isin(ids, torch.tensor(_special_ids(tokenizer), device=ids.device))
+    result = dict(features)
+    result["input_ids"] = torch.where(special, ids, filler)
+    positions = _positions_from_padding(ids, transformer.auto_model)
+    if positions is not None:
+        result["position_ids"] = features.get("position_ids", positions)
+    return result
+
+
+def _special_ids(tokenizer: Any) -> list[int]:
+    """Tokens that frame a text. The unknown token and the mask are not among them: they stand for words."""
+    names = ("cls_token_id", "sep_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
+    return sorted({value for name in names if (value := getattr(tokenizer, name, None)) is not None})
+
+
+def _positions_from_padding(ids: Tensor, model: nn.Module) -> Tensor | None:
+    """(D, n) the position ids of encoders that count the tokens that are not padding; None where ids play no part.
+
+    RoBERTa, XLM-R, MPNet and their kin number positions so, and a reference made of padding would have none. Their
+    position embeddings are the ones that reserve a row for padding.
+    """
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            used = (ids != module.padding_idx).int()
+            return (used.cumsum(dim=1) * used).long() + module.padding_idx
+    return None
