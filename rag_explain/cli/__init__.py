@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from rag_explain import __version__
-from rag_explain.cli import demo, explain
+from rag_explain.cli import demo, explain, index, search
 from rag_explain.errors import RagExplainError
 
-_COMMANDS = (explain, demo)
+_COMMANDS = (explain, index, search, demo)
 
 
 def parser() -> argparse.ArgumentParser:
