@@ -18,7 +18,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rag_explain.errors import InvalidInput, UnsupportedModel
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 Visitor = Callable[[int, Tensor], Tensor]
+# Texts that are tokenized together, and positions that are embedded together: they bound what is in memory at once.
+_EMBEDDED_AT_ONCE, _EMBEDDED_TOKENS = 512, 4096
 _PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
@@ -226,6 +230,36 @@ class Encoder:
             lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=-1)
             return lengths.clamp_min(torch.finfo(embeddings.dtype).tiny)
         return torch.ones_like(embeddings[:, 0])
+
+    def embed(self, texts: Sequence[str | Embedded], role: Role) -> NDArray[np.float32]:
+        """(D, e): what `encode_query` or `encode_document` gives."""
+        found: list[Tensor] = [torch.empty(0)] * len(texts)
+        with torch.inference_mode():
+            for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
+                batch = self.tokenize(texts[first : first + _EMBEDDED_AT_ONCE], role)
+                for bucket in batch.buckets(_EMBEDDED_TOKENS):
+                    embeddings = self.run(batch.select(bucket))
+                    if self._normalizes:
+                        embeddings = embeddings / self.norms(embeddings)[:, None]
+                    for index, embedding in zip(bucket, embeddings, strict=True):
+                        found[first + index] = embedding
+            result: NDArray[np.float32] = torch.stack(found).to("cpu", torch.float32).numpy()
+        return result
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of the whole text stands: no prompt, no special token, nothing cut off."""
+        _check_text(text)
+        with self._tokenizing:
+            output = self._transformer.tokenizer(
+                text, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False
+            )
+        return [(start, end) for start, end in output["offset_mapping"]]
+
+    @property
+    def max_length(self) -> int | None:
+        """How many tokens the encoder reads, special ones included; None when it has no limit."""
+        limit: int | None = self._twin.max_seq_length
+        return limit
 
     @property
     def is_cosine(self) -> bool:

@@ -388,24 +388,36 @@ class Lazy:
         self._compute = None  # let go of the texts and the query's factors
 
 
+# How an index's score becomes a similarity; squared L2 between unit vectors is 2 - 2 cos.
+_AS_SIMILARITY: dict[str, Callable[[float], float]] = {
+    "cosine": lambda score: score,
+    "inner product": lambda score: score,
+    "squared L2": lambda score: 1 - score / 2,
+    "cosine distance": lambda score: 1 - score,
+}
+
+
+def as_similarity(score: float | None, metric: str) -> float | None:
+    """What similarity a score stands for, or None when the metric does not tell."""
+    convert = _AS_SIMILARITY.get(metric)
+    return None if convert is None or score is None else convert(score)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Hit(Drawn):
     """A retrieved document: the index's own score, the exact similarity, and the explanation on demand.
 
     Attributes:
-        score: what the index returned, in the index's own metric.
-        similarity: the exact similarity recomputed from the encoder, or None where it was not.
-        gap: index score (as a similarity) - similarity: zero up to rounding when the scorer is this encoder.
+        score: what the index returned, in the index's own metric; None where the retriever keeps it to itself.
+        metric: "cosine", "inner product", "squared L2", "cosine distance", or what else the index calls it.
     """
 
     id: str
     text: str | None
     rank: int
-    score: float
+    score: float | None
     metric: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    similarity: float | None = None
-    gap: float | None = None
     handle: Lazy = field(default_factory=lambda: Lazy(None, status="skipped", reason="not asked for"), repr=False)
 
     @property
@@ -422,6 +434,18 @@ class Hit(Drawn):
     def reason(self) -> str | None:
         """Why there is no explanation, when it was skipped or failed."""
         return self.handle.reason
+
+    @property
+    def similarity(self) -> float | None:
+        """The exact similarity, recomputed by the encoder; None as long as the explanation is not computed."""
+        explanation = self.handle.get() if self.status == "ready" else None
+        return None if explanation is None else explanation.score
+
+    @property
+    def gap(self) -> float | None:
+        """The index's score as a similarity - `similarity`: zero up to rounding when the scorer is this encoder."""
+        claimed, exact = as_similarity(self.score, self.metric), self.similarity
+        return None if claimed is None or exact is None else claimed - exact
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON. Never computes: a pending explanation is written as None."""

@@ -87,8 +87,6 @@ def hits(query: str = QUERY, documents: Sequence[str] = (DOCUMENT, OTHER)) -> Hi
                 score=explanation.score,
                 metric="cosine",
                 metadata={"source": f"file-{rank}.md"},
-                similarity=explanation.score,
-                gap=0.0,
                 handle=Lazy.ready(explanation),
             )
         )

@@ -14,7 +14,7 @@ from test_types import make
 
 from rag_explain.errors import InvalidInput
 from rag_explain.render import view
-from rag_explain.types import Explanation, Hit, Token
+from rag_explain.types import Explanation, Hit, Lazy, Token
 
 
 @given(TEXTS, TEXTS, st.integers(0, 9), st.booleans())
@@ -108,10 +108,15 @@ def test_notices_and_source_name_what_a_reader_must_know() -> None:
 
 
 def test_facts_of_a_hit() -> None:
-    hit = Hit(id="a", text=None, rank=1, score=0.42, metric="squared L2", similarity=0.79, gap=0.01)
-    assert view.facts(hit) == "0.4200 squared L2 · exact similarity 0.7900 · the index differs by +0.0100"
+    exact = explain(matrix=np.zeros_like(explain().matrix), score=0.78)
+    hit = Hit(id="a", text=None, rank=1, score=0.42, metric="squared L2", handle=Lazy.ready(exact))
+    assert view.facts(hit) == "0.4200 squared L2 · exact similarity 0.7800 · the index differs by +0.0100"
+    assert view.facts(replace(hit, score=None)) == "no score of its own · exact similarity 0.7800"
     assert view.facts(hits()[0]).endswith(" cosine")
-    assert view.missing(hit) == "No explanation (skipped): not asked for"
+    assert (
+        view.missing(Hit(id="a", text=None, rank=1, score=0.42, metric="cosine"))
+        == "No explanation (skipped): not asked for"
+    )
 
 
 def test_explanations_of_different_pairs_cannot_be_shown_as_one() -> None:

@@ -3,32 +3,59 @@
 from __future__ import annotations
 
 import argparse
+import json
+from importlib.resources import files
 from typing import Any
 
 from rag_explain.cli.model import add_model_arguments, make_explainer
+from rag_explain.cli.search import add_result_arguments, show
 
 _QUERY = "How do bees find their way home?"
-_DOCUMENTS = (
-    "Honeybees navigate back to the hive by the position of the sun and by landmarks they have learned.",
-    "Our home insurance covers damage by insects, but not the loss of bees.",
-    "The bakery on the corner is closed on Mondays.",
+# Each has a trap among its hits: another sense of a word, a negation, or no word in common at all.
+_OTHERS = (
+    "I forgot my bank password",
+    "Does the tablet help against migraine?",
+    "my laptop is slow",
+    "how to sort a python list",
 )
 
 
 def add(commands: Any) -> None:
     """Register the command."""
-    command = commands.add_parser("demo", help="see it work on a few sentences")
+    command = commands.add_parser("demo", help="search a small corpus and see why each document was found")
+    command.add_argument("query", nargs="?", default=_QUERY)
+    add_result_arguments(command)
     add_model_arguments(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Explain a query against three documents, best first."""
+    """Embed the corpus, search it, explain what was found."""
     from rich.console import Console
 
+    from rag_explain.faiss import FaissRetriever
+
+    documents = corpus()
     with make_explainer(arguments) as explainer:
-        explanations = explainer.explain_many(_QUERY, _DOCUMENTS)
-    console = Console()
-    for explanation in sorted(explanations, key=lambda item: -item.score):
-        console.print(explanation)
+        retriever = FaissRetriever.from_texts(
+            [document["text"] for document in documents],
+            explainer,
+            ids=[document["id"] for document in documents],
+            metadata=[{"topic": document["topic"]} for document in documents],
+        )
+        hits = retriever.search(arguments.query, arguments.k, True if arguments.explain is None else arguments.explain)
+        show(hits, arguments)
+    if not arguments.json:
+        Console(highlight=False).print(
+            f"{len(documents)} paragraphs were searched. Try: rag-explain demo ",
+            " | ".join(f'"{query}"' for query in _OTHERS if query != arguments.query),
+            sep="",
+            markup=False,
+        )
     return 0
+
+
+def corpus() -> list[dict[str, str]]:
+    """The paragraphs of the demo: id, topic, text."""
+    lines = files("rag_explain.cli").joinpath("corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

@@ -151,8 +151,8 @@ def notices(explanation: Explanation) -> list[str]:
 
 def facts(hit: Hit) -> str:
     """What the index said of this hit, and what it is exactly where that differs."""
-    found = [f"{hit.score:.4f} {hit.metric}"]
-    if hit.similarity is not None and abs(hit.similarity - hit.score) > 5e-5:
+    found = ["no score of its own" if hit.score is None else f"{hit.score:.4f} {hit.metric}"]
+    if hit.similarity is not None and (hit.score is None or abs(hit.similarity - hit.score) > 5e-5):
         found.append(f"exact similarity {hit.similarity:.4f}")
     if hit.gap is not None and abs(hit.gap) > 5e-5:
         found.append(f"the index differs by {hit.gap:+.4f}")

@@ -1,0 +1,116 @@
+"""rag-explain index FILE|DIR..."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rag_explain.cli.model import add_model_arguments, make_explainer
+from rag_explain.errors import InvalidInput
+
+DEFAULT_FOLDER = Path(".rag-explain")
+_SUFFIXES = (".txt", ".md", ".jsonl")
+_TEXT_FIELDS = ("text", "page_content", "content", "body", "abstract")
+_ID_FIELDS = ("id", "_id", "doc_id")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole text from a file, before it is cut into chunks."""
+
+    name: str
+    text: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def add(commands: Any) -> None:
+    """Register the command."""
+    command = commands.add_parser("index", help="make text files searchable")
+    command.add_argument("paths", nargs="+", type=Path, metavar="FILE|DIR", help=f"{', '.join(_SUFFIXES)}")
+    command.add_argument(
+        "--index", type=Path, default=DEFAULT_FOLDER, help=f"where to write (default {DEFAULT_FOLDER})"
+    )
+    command.add_argument("--chunk", type=int, default=128, metavar="TOKENS", help="length of a chunk (default 128)")
+    add_model_arguments(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, cut, embed and save."""
+    from rich.console import Console
+
+    from rag_explain.chunking import chunk_spans
+    from rag_explain.faiss import FaissRetriever
+
+    console = Console(stderr=True)
+    documents = [document for path in arguments.paths for document in read_documents(path)]
+    with make_explainer(arguments) as explainer, console.status("embedding"):
+        texts, ids, metadata = [], [], []
+        for document in documents:
+            for start, end in chunk_spans(document.text, explainer.encoder, arguments.chunk):
+                texts.append(document.text[start:end])
+                ids.append(f"{document.name}:{start}-{end}")
+                metadata.append({**document.metadata, "source": document.name, "start": start, "end": end})
+        if not texts:
+            raise InvalidInput("the files hold no text")
+        retriever = FaissRetriever.from_texts(texts, explainer, ids=ids, metadata=metadata)
+        folder = Path(arguments.model)
+        retriever.save(arguments.index, model=str(folder.resolve()) if folder.is_dir() else None)
+    console.print(f"{len(texts)} chunks of {len(documents)} documents are in {arguments.index}", highlight=False)
+    return 0
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """The documents of one file, or of all text files below a folder, in the order of their names."""
+    if path.is_dir():
+        files = sorted(
+            file
+            for file in path.rglob("*")
+            if file.suffix.lower() in _SUFFIXES
+            and file.is_file()
+            and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        )
+        if not files:
+            raise InvalidInput(f"there is no {', '.join(_SUFFIXES)} file in {path}")
+        for file in files:
+            yield from _read(file, str(file.relative_to(path)))
+    elif path.suffix.lower() not in _SUFFIXES:
+        raise InvalidInput(f"{path} is not a text file that can be read here: give {', '.join(_SUFFIXES)}")
+    else:
+        yield from _read(path, path.name)
+
+
+def _read(file: Path, name: str) -> Iterator[Document]:
+    try:
+        content = file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{file} is not UTF-8 at byte {error.start}: convert it first") from error
+    if file.suffix.lower() == ".jsonl":
+        for number, line in enumerate(content.splitlines(), 1):
+            if line.strip():
+                yield _parse(line, f"{name}:{number}")
+    elif content.strip():
+        yield Document(name, content)
+
+
+def _parse(line: str, where: str) -> Document:
+    """One line of JSON: a text, perhaps an id, and metadata."""
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise InvalidInput(f"{where} is not JSON: {error}") from error
+    key = next((key for key in _TEXT_FIELDS if isinstance(record, dict) and key in record), None)
+    if key is None:
+        raise InvalidInput(f"{where} has no text: each line must be an object with one of {', '.join(_TEXT_FIELDS)}")
+    text = record.pop(key)
+    text = " ".join(text) if isinstance(text, list) and all(isinstance(part, str) for part in text) else text
+    if not isinstance(text, str):
+        raise InvalidInput(f"{where}: {key} must be a string, not {type(text).__name__}")
+    name = next((str(record.pop(key)) for key in _ID_FIELDS if key in record), where)
+    return Document(name, text, record)
