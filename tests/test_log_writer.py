@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import os
+import gzip
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from answers import DOCUMENTS, QUERY, explanation, hit, hits
@@ -73,7 +72,8 @@ def test_a_full_queue_drops_at_once_and_the_log_says_so(tmp_path, caplog):
     assert log.counts.dropped == 40
     assert "drops records: 10 records are waiting" in caplog.text
     gate.open.set()
-    log.record(query="x") if log.flush(10) else None
+    assert log.flush(10)
+    log.record(query="afterwards")
     assert log.close()
     assert log.counts.written == 12
     told = [summary.dropped for summary in summaries(tmp_path)]
@@ -111,15 +111,17 @@ def test_computing_stops_before_dropping_starts(tmp_path):
         return explanation()
 
     with ExplanationLog(tmp_path, queue=10) as log:
-        log.record(query="slow", hits=[hit(handle=Lazy(slow))])
+        first = log.record(query="slow", hits=[hit(handle=Lazy(slow)), hit(handle=Lazy(explanation))])
         assert started.wait(10)
         for number in range(10):
             log.record(query=f"{number}", hits=[hit(handle=Lazy(explanation))])
         go_on.set()
         assert log.flush(30)
         assert log.counts.dropped == 0
-    # The batch is taken from the queue as a whole, so what is behind is judged by what still waits.
-    assert len(list(records(tmp_path))) == 11
+        states = [record.data["hits"][0]["status"] for record in log.records()]
+        assert log.find(first).data["explained"] == 2
+    assert states.count("pending") == 4  # while more than half of the queue was waiting
+    assert states.count("ready") == 7
 
 
 def test_closing_does_not_compute(tmp_path):
@@ -184,8 +186,9 @@ def test_a_short_failure_is_tried_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(log.folder, "append", failing)
     log.record(query=QUERY)
-    assert log.close(10)
+    assert log.flush(10)
     assert log.counts.written == 1
+    log.close()
 
 
 def test_without_the_background_a_record_is_on_disk_when_it_returns(tmp_path):
@@ -239,8 +242,6 @@ def test_erasing_a_document_removes_all_that_was_made_from_it(tmp_path):
         assert record.hits[1].explanation is not None
     assert log.find(other).answer == "kept"
     files = [path for path in tmp_path.iterdir() if path.suffix in (".gz", ".jsonl")]
-    import gzip
-
     for path in files:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         assert b"Honeybees" not in raw
@@ -319,30 +320,22 @@ if child:
 
 
 def test_ten_thousand_records_are_written_and_listed_quickly(tmp_path):
-    documents = [" ".join([document] * 12) for document in DOCUMENTS]
-    answers = [hit(document, rank) for rank, document in enumerate(documents)]
-    for original in answers:
-        json.dumps(original.to_dict())
+    answers = [hit(document, rank) for rank, document in enumerate(DOCUMENTS)]
+    answers = [replace(item, handle=Lazy.ready(item.explanation.by_word())) for item in answers]
     log = ExplanationLog(tmp_path, queue=20_000)
-    start = time.perf_counter()
     for number in range(10_000):
         log.record(query=QUERY, answer=f"answer {number}", hits=answers)
-    recorded = time.perf_counter() - start
     assert log.close(120)
-    written = time.perf_counter() - start
+    assert log.counts.dropped == 0
     start = time.perf_counter()
     listed = list(summaries(tmp_path))
-    listing = time.perf_counter() - start
+    assert time.perf_counter() - start < 5  # 0.3 s on an idle machine
+    assert len(listed) == 10_000
     start = time.perf_counter()
     assert find(tmp_path, listed[5000].id).answer == listed[5000].answer
-    finding = time.perf_counter() - start
-    logging.getLogger(__name__).warning("%s", (recorded, written, listing, finding))
-    assert len(listed) == 10_000
-    assert log.counts.dropped == 0
-    assert listing < 10
+    assert time.perf_counter() - start < 2
 
 
 def test_importing_the_log_loads_no_torch():
     done = run("import sys, rag_explain.log; print('torch' in sys.modules)")
     assert done.stdout.strip() == "False"
-    assert os.path.basename(sys.executable)

@@ -186,24 +186,27 @@ class ExplanationLog:
     # ------------------------------------------------------------------ the background thread
 
     def _run(self) -> None:
-        while entries := self._wait():
-            lines: list[_Line] = []
-            since = time.monotonic()
-            for entry in entries:
+        lines: list[_Line] = []
+        since = time.monotonic()
+        while True:
+            entry = self._next(wait=not lines)
+            if entry is not None:
+                since = since if lines else time.monotonic()
                 line = self._encode(entry)
                 if line is not None:
                     lines.append(line)
-                if lines and time.monotonic() - since > _BATCH_SECONDS:
-                    self._append(lines)
-                    lines, since = [], time.monotonic()
-            if lines:
+            elif not lines:
+                return
+            if lines and (entry is None or len(lines) == _BATCH or time.monotonic() - since > _BATCH_SECONDS):
                 self._append(lines)
+                lines = []
 
-    def _wait(self) -> list[Entry]:
-        """The next batch; empty when the log is closed and nothing is left."""
+    def _next(self, wait: bool) -> Entry | None:
+        """The entry that has waited longest; None when there is none and, if `wait`, the log was closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closed)
-            return [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
+            if wait:
+                self._changed.wait_for(lambda: self._queue or self._closed)
+            return self._queue.popleft() if self._queue else None
 
     def _encode(self, entry: Entry) -> _Line | None:
         # An answer without its explanation is better than none: computing stops before dropping starts.
