@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from rag_explain import __version__
-from rag_explain.cli import demo, explain
+from rag_explain.cli import demo, explain, log
 from rag_explain.errors import RagExplainError
 
-_COMMANDS = (explain, demo)
+_COMMANDS = (explain, demo, log)
 
 
 def parser() -> argparse.ArgumentParser:
