@@ -71,6 +71,7 @@ class Entry:
     hits: tuple[Hit, ...]
     hit_metadata: tuple[Mapping[str, Any], ...]
     metadata: Mapping[str, Any]
+    context: Any = None  # for the export: where the caller was
 
     @classmethod
     def of(cls, query: str, answer: str | None, hits: Sequence[Hit], metadata: Mapping[str, Any] | None) -> Entry:

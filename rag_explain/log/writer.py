@@ -10,15 +10,15 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rag_explain.errors import InvalidInput, LogError, RagExplainError
 from rag_explain.log import erasure, reader
 from rag_explain.log.files import Folder
-from rag_explain.log.record import Entry, Policy, Record, encode
+from rag_explain.log.record import Entry, Policy, Record, decode, encode
 from rag_explain.log.redaction import Redactor
 from rag_explain.types import Hit
 
@@ -48,6 +48,17 @@ class Counts:
 class _Line(NamedTuple):
     raw: bytes
     dropped: int  # how many lost records this one tells of
+    context: Any
+
+
+class Export(Protocol):
+    """Somewhere else where records go, once they are written: `rag_explain.log.otel.TraceExport`."""
+
+    def context(self) -> Any:
+        """What must be taken from the caller's thread. Must be fast."""
+
+    def export(self, record: Record, context: Any) -> None:
+        """Called in the background with the record as it was written."""
 
 
 class ExplanationLog:
@@ -68,6 +79,7 @@ class ExplanationLog:
         hash_key: a secret of 16 bytes or more, so that a guessed text cannot be confirmed by its hash.
         pending: "compute" explains what nobody has looked at yet, in the background, as long as less than half of the
             queue waits; "leave" writes it as pending.
+        export: where records go once they are written, for example `rag_explain.log.otel.TraceExport()`.
         background: False writes before `record` returns, and raises when it cannot.
         queue: how many answers may wait.
         max_bytes, max_age: when the growing file is sealed and a new one begun.
@@ -84,6 +96,7 @@ class ExplanationLog:
         redact: Redactor | None = None,
         hash_key: bytes | None = None,
         pending: Literal["compute", "leave"] = "compute",
+        export: Export | None = None,
         background: bool = True,
         queue: int = 1000,
         max_bytes: int = 16 << 20,
@@ -97,6 +110,7 @@ class ExplanationLog:
         self.folder = Folder(path, max_bytes=max_bytes, max_age=max_age, retention=retention)
         self.policy = Policy(top, matrices, keep_text, redact, hash_key)
         self._pending = pending
+        self._export = export
         self._background = background
         self._limit = queue
         self._accepted = self._written = self._dropped = self._failed = self._told = 0
@@ -126,6 +140,8 @@ class ExplanationLog:
         An id is a promise to try: what could not be kept is in `counts`, and the next record says how many are missing.
         """
         entry = Entry.of(query, answer, hits, metadata)
+        if self._export is not None:
+            entry = replace(entry, context=self._export.context())
         if not self._background:
             self._record_now(entry)
             return entry.id
@@ -158,6 +174,7 @@ class ExplanationLog:
                 self._settle(failed=1)
                 raise
             self._told = self._failed
+            self._send([_Line(line, 0, entry.context)])
             self._settle(written=1)
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -222,7 +239,7 @@ class ExplanationLog:
             self._settle(failed=1)
             return None
         self._told += lost
-        return _Line(raw, lost)
+        return _Line(raw, lost, entry.context)
 
     def _append(self, lines: list[_Line]) -> None:
         for pause in (*_RETRIES, None):
@@ -237,8 +254,18 @@ class ExplanationLog:
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, pause)
             else:
+                self._send(lines)
                 self._settle(written=len(lines))
                 return
+
+    def _send(self, lines: Sequence[_Line]) -> None:
+        if self._export is None:
+            return
+        for line in lines:
+            try:
+                self._export.export(decode(line.raw), line.context)
+            except Exception as error:  # the record is written: a trace that is not must not undo that
+                _LOGGER.warning("a record could not be exported: %s", type(error).__name__)
 
     def _settle(self, written: int = 0, failed: int = 0) -> None:
         with self._changed:
