@@ -2,7 +2,8 @@
 
     python benchmarks/log.py [ANSWERS]
 
-The time that `record` takes on the caller's thread, the processor time of all the work, and what is on disk; for explanations that are there already, five documents an answer.
+The time that `record` takes on the caller's thread, the processor time of all the work, and what is on disk; for
+explanations that are there already, five documents an answer.
 """
 
 from __future__ import annotations

@@ -66,6 +66,14 @@ def test_export_can_be_read_again(folder, tmp_path, capsys):
     assert json.loads(line)["id"] == record_id
 
 
+def test_export_as_a_page(folder, tmp_path, capsys):
+    lines(capsys, "export", folder, "--format", "html", "-o", tmp_path / "why.html")
+    page = (tmp_path / "why.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "Honeybees" in page
+    assert "\n".join(lines(capsys, "export", folder, "--format", "html")).strip() == page.strip()
+
+
 def test_erase(folder, capsys):
     assert lines(capsys, "erase", folder, "--document", "doc-1") == ["3 records changed"]
     assert not lines(capsys, "list", folder, "--document", "doc-1")

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from answers import DOCUMENTS, QUERY, explanation, hit, hits
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_explain.errors import FormatError, InvalidInput
@@ -164,6 +164,7 @@ def test_the_head_is_read_without_the_hits():
     assert "hits" not in read
 
 
+@settings(deadline=None)  # time is not what is tested
 @given(st.data())
 def test_half_a_line_or_a_flipped_bit_is_never_a_record(data: st.DataObject):
     raw = line(hits=hits()[:1])
@@ -174,6 +175,7 @@ def test_half_a_line_or_a_flipped_bit_is_never_a_record(data: st.DataObject):
     assert not whole(raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :])
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_any_text_survives(query: str, answer: str):
     record = decode(line(query=query, answer=answer, hits=[]))

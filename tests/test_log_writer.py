@@ -47,6 +47,15 @@ def test_the_caller_may_change_its_metadata_afterwards(log):
     assert record.hits[0].metadata == {"page": 1}
 
 
+def test_metadata_that_cannot_be_written_cost_no_answer(log):
+    endless: dict = {}
+    endless["self"] = endless
+    record = log.find(log.record(query=QUERY, hits=[hit(metadata=endless)], metadata=endless))
+    assert record.metadata == {"unreadable": "RecursionError"}
+    assert record.hits[0].metadata == {"unreadable": "RecursionError"}
+    assert record.hits[0].explanation is not None
+
+
 class Gate:
     """A redaction hook that holds the background thread until it is opened."""
 
@@ -281,6 +290,27 @@ for number in range(300):
     done = run(program, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list(records(tmp_path))) == 300
+
+
+def test_a_full_disk_is_counted_and_the_host_goes_on(tmp_path):
+    program = """
+import resource, sys
+from answers import QUERY, hits
+from rag_explain.log import ExplanationLog
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+log = ExplanationLog(sys.argv[1])
+for number in range(20):
+    log.record(query=f"{QUERY} {number}", hits=hits())
+    log.flush(0.1)
+log.close()
+print(log.counts.written, log.counts.failed)
+"""
+    done = run(program, str(tmp_path))
+    written, failed = map(int, done.stdout.split())
+    assert written + failed == 20
+    assert 0 < written < 20
+    assert "File too large" in done.stderr
+    assert len(list(records(tmp_path))) == written
 
 
 def test_kill_9_keeps_what_was_flushed(tmp_path):

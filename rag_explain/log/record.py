@@ -82,13 +82,21 @@ class Entry:
             if not isinstance(hit, Hit):
                 raise InvalidInput(f"hits must be rag_explain.Hit objects, not {type(hit).__name__}")
         now = datetime.now(UTC)
-        copies = tuple(plain(hit.metadata) for hit in hits)
-        return cls(new_id(), now, query, answer, tuple(hits), copies, plain(metadata or {}))
+        copies = tuple(_copy(hit.metadata) for hit in hits)
+        return cls(new_id(), now, query, answer, tuple(hits), copies, _copy(metadata or {}))
 
 
 def new_id() -> str:
     """32 hexadecimal digits: 12 of the time in milliseconds, so that ids sort by time, and 20 at random."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def _copy(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        copy: Mapping[str, Any] = plain(metadata)
+        return copy
+    except Exception as error:  # an object in it that cannot be shown, or that holds itself: not worth an answer
+        return {"unreadable": type(error).__name__}
 
 
 # ---------------------------------------------------------------------- writing
