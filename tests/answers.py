@@ -48,8 +48,6 @@ def hit(document: str = DOCUMENTS[0], rank: int = 0, query: str = QUERY, seed: i
         "rank": rank,
         "score": why.score,
         "metric": "cosine",
-        "similarity": why.score,
-        "gap": 0.0,
         "metadata": {"source": "bees.md"},
         "handle": Lazy.ready(why),
     }

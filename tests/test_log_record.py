@@ -75,7 +75,7 @@ def test_similarities_come_back_too():
 def test_hits_come_back_as_hits():
     read = decode(line()).hits
     for back, original in zip(read, hits(), strict=True):
-        for name in ("id", "text", "rank", "score", "metric", "similarity", "gap", "status"):
+        for name in ("id", "text", "rank", "score", "metric", "status"):
             assert getattr(back, name) == getattr(original, name)
         assert dict(back.metadata) == dict(original.metadata)
 

@@ -215,10 +215,7 @@ def _make(name: str, logged: Mapping[str, Any], device: str | None) -> Explainer
     logging.disable_progress_bar()
     settings = dict(logged["settings"])
     layer = settings.pop("layer", None)
-    try:
-        return Explainer(name, logged["method"], layer=layer, device=device, **settings)
-    except TypeError as error:
-        raise InvalidInput(f"{logged['method']} cannot be set up as in the record: {error}") from error
+    return Explainer(name, logged["method"], layer=layer, device=device, **settings)  # settings are options by name
 
 
 def _read_documents(path: str | None) -> dict[str, str]:

@@ -286,9 +286,7 @@ class Record:
             handle = Lazy.ready(self._explanation(item))
         elif item["status"] == "failed":
             handle = Lazy(None, status="failed", reason=item["reason"])
-        names = ("id", "text", "rank", "metric", "similarity", "gap", "metadata")
-        score = float("nan") if item["score"] is None else item["score"]
-        return Hit(**{name: item[name] for name in names}, score=score, handle=handle)
+        return Hit(**{name: item[name] for name in ("id", "text", "rank", "score", "metric", "metadata")}, handle=handle)
 
     def _explanation(self, item: Mapping[str, Any]) -> Explanation:
         return expand(item["explanation"], self._asked(item), item["text"])
