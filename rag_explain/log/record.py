@@ -286,7 +286,9 @@ class Record:
             handle = Lazy.ready(self._explanation(item))
         elif item["status"] == "failed":
             handle = Lazy(None, status="failed", reason=item["reason"])
-        return Hit(**{name: item[name] for name in ("id", "text", "rank", "score", "metric", "metadata")}, handle=handle)
+        return Hit(
+            **{name: item[name] for name in ("id", "text", "rank", "score", "metric", "metadata")}, handle=handle
+        )
 
     def _explanation(self, item: Mapping[str, Any]) -> Explanation:
         return expand(item["explanation"], self._asked(item), item["text"])
