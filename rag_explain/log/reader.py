@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 
 from rag_explain.errors import LogError
 from rag_explain.log.files import Folder
@@ -55,7 +56,8 @@ def summaries(path: str | os.PathLike[str]) -> Iterator[Summary]:
 def find(path: str | os.PathLike[str], record_id: str) -> Record:
     """The record with this id, or with an id that begins so when it is the only one."""
     key = f'"id":"{record_id}'.encode()
-    found = [line for line in Folder(path).lines(_earliest(record_id)) if key in line[:_HEAD_BYTES] and whole(line)]
+    lines = (line for line in Folder(path).lines(_earliest(record_id)) if key in line[:_HEAD_BYTES] and whole(line))
+    found = list(islice(lines, 1 if len(record_id) == _ID_LENGTH else None))
     if not found:
         raise LogError(f"no record of the log {path} has an id that begins with {record_id!r}")
     if len(found) > 1:
