@@ -7,7 +7,8 @@ RagExplainError
 ├── CheckFailed             sum of rows + rest missed the embedding: the explanation would be wrong
 ├── MissingExtra            an optional dependency is not installed (also an ImportError)
 ├── FormatError             a serialised object that this version cannot read (also a ValueError)
-└── StoreError              the factor store could not do what was asked of it
+├── StoreError              the factor store could not do what was asked of it
+└── LogError                the log of explanations could not do what was asked of it
 """
 
 from __future__ import annotations
@@ -46,3 +47,7 @@ class FormatError(RagExplainError, ValueError):
 
 class StoreError(RagExplainError):
     """The factor store could not do what was asked of it."""
+
+
+class LogError(RagExplainError):
+    """The log of explanations could not do what was asked of it."""

@@ -37,13 +37,14 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def to_json(data: Mapping[str, Any] | Sequence[Any]) -> str:
+def to_json(data: Mapping[str, Any] | Sequence[Any], *, compact: bool = False) -> str:
     """One line of JSON that any UTF-8 file can hold, even when a text in it holds half a surrogate pair."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False)
+    separators = (",", ":") if compact else None
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=separators)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return json.dumps(data, allow_nan=False)
+        return json.dumps(data, allow_nan=False, separators=separators)
     return text
 
 

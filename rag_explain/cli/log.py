@@ -1,0 +1,299 @@
+"""rag-explain log list | show | export | verify | diff | erase"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rag_explain.errors import InvalidInput, LogError
+
+if TYPE_CHECKING:
+    from rag_explain.explainer import Explainer
+    from rag_explain.log.diff import Move
+    from rag_explain.log.record import Record
+    from rag_explain.log.verify import Explainers
+
+
+def add(commands: Any) -> None:
+    """Register the command and what it can do."""
+    command = commands.add_parser("log", help="read, check, compare and erase logged explanations")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    listing = _action(actions, "list", _list, "one line per record, the newest last")
+    listing.add_argument("--limit", type=int, default=None, help="only the newest records")
+    listing.add_argument("--document", default=None, help="only records in which this document was retrieved")
+    listing.add_argument("--json", action="store_true", help="one JSON object per line")
+
+    show = _action(actions, "show", _show, "one record: answer, documents, strongest word pairs")
+    show.add_argument("id", help="the record's id, or enough of its beginning")
+    show.add_argument("--pairs", type=int, default=5, help="word pairs per document (default: 5)")
+    show.add_argument("--json", action="store_true", help="print the record as it stands in the log")
+
+    export = _action(actions, "export", _export, "records as JSON lines, or as one HTML page")
+    export.add_argument("--id", default=None, help="only this record")
+    export.add_argument("--format", choices=("jsonl", "html"), default="jsonl")
+    export.add_argument("-o", "--output", default=None, help="a file (default: standard output)")
+
+    verify = _action(actions, "verify", _verify, "check digests and hashes, and compute explanations again")
+    verify.add_argument("--id", default=None, help="only this record")
+    verify.add_argument("--model", default=None, help="the encoder at hand (default: the one each record names)")
+    verify.add_argument("--device", default=None, help="where to compute, for example cpu or cuda")
+    verify.add_argument("--no-model", action="store_true", help="check digests and hashes only")
+    verify.add_argument("--documents", default=None, help='today\'s texts: JSON lines with "id" and "text"')
+    verify.add_argument("--tolerance", type=float, default=1e-4, help="in score units (default: 1e-4)")
+    verify.add_argument("--key-file", default=None, help="the key of keyed hashes")
+
+    diff = _action(actions, "diff", _diff, "compare two logs of the same queries")
+    diff.add_argument("after", help="the later log")
+    diff.add_argument("--all", action="store_true", help="also documents whose rank is the same")
+    diff.add_argument("--pairs", type=int, default=5, help="word pairs per document (default: 5)")
+    diff.add_argument("--json", action="store_true", help="one JSON object per line")
+
+    erase = _action(actions, "erase", _erase, "remove records or documents for good")
+    erase.add_argument("--record", action="append", default=[], metavar="ID", help="a whole record")
+    erase.add_argument("--document", action="append", default=[], metavar="ID", help="a document, in every record")
+
+
+def _action(actions: Any, name: str, run: Any, about: str) -> argparse.ArgumentParser:
+    action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=about)
+    action.add_argument("path", help="the log's folder, or one file of it")
+    action.set_defaults(run=run)
+    return action
+
+
+# ---------------------------------------------------------------------- list, show, export
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from rag_explain.log import summaries
+
+    found = [
+        summary
+        for summary in summaries(arguments.path)
+        if arguments.document is None or arguments.document in summary.documents
+    ]
+    if arguments.limit is not None:
+        found = found[max(0, len(found) - arguments.limit) :]
+    for summary in found:
+        if arguments.json:
+            print(
+                json.dumps(
+                    {
+                        "id": summary.id,
+                        "time": summary.time.isoformat(),
+                        "query": summary.query,
+                        "answer": summary.answer,
+                        "documents": summary.documents,
+                        "explained": summary.explained,
+                    }
+                )
+            )
+            continue
+        if summary.dropped:
+            print(f"{'':32}  {summary.dropped} records are missing here: they were dropped")
+        time = summary.time.strftime("%Y-%m-%d %H:%M:%S")
+        explained = f"{summary.explained}/{len(summary.documents)}"
+        print(f"{summary.id}  {time}  {explained:>5}  {_one_line(summary.query, 70)}")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from rag_explain.log import find
+
+    record = find(arguments.path, arguments.id)
+    if arguments.json:
+        print(record.to_json())
+        return 0
+    print(f"{record.id}  {record.time:%Y-%m-%d %H:%M:%S} UTC")
+    print(f"query   {_one_line(record.query, 300)}")
+    print(f"answer  {_one_line(record.answer, 300)}")
+    for index, hit in enumerate(record.data["hits"]):
+        for line in _hit_lines(record, index, hit, arguments.pairs):
+            print(line)
+    return 0
+
+
+def _hit_lines(record: Record, index: int, hit: Mapping[str, Any], count: int) -> Iterator[str]:
+    score = "no score" if hit["score"] is None else f"{hit['score']:.4f}"
+    yield ""
+    name = _one_line(hit["id"], 80) or "(erased)"
+    yield f"{hit['rank']}. {name}  {hit['metric']} {score}  {_one_line(hit['text'], 80)}"
+    why = hit["explanation"]
+    if why is None:
+        yield f"   not explained: {hit['reason'] or hit['status']}"
+        return
+    gap = "not additive" if why["gap"] is None else f"gap {why['gap']:+.1e}"
+    figures = f"score {why['score']:.4f}, {gap}, unattributed {why['unattributed']:+.4f}"
+    yield f"   {why['method']}, {why['model']}: {figures}"
+    if why["surrogate"]:
+        yield f"   explained instead: {why['surrogate']}"
+    for pair in record.pairs(index)[:count]:
+        left, right = (
+            _one_line(token.label or f"[{token.start}:{token.end}]", 40) for token in (pair.query, pair.document)
+        )
+        yield f"   {pair.value:+.4f}  {pair.share:6.1%} of |pairs|  {left} ~ {right}"
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from rag_explain.log import find, records
+
+    found = iter([find(arguments.path, arguments.id)]) if arguments.id else records(arguments.path)
+    if arguments.format == "html":
+        from rag_explain.render.html import write_page
+
+        hits = [hit for record in found for hit in record.hits]
+        page = write_page(hits, arguments.output)
+        if arguments.output is None:
+            sys.stdout.write(page)
+        return 0
+    if arguments.output is None:
+        _write_lines(found, sys.stdout)
+        return 0
+    try:
+        with Path(arguments.output).open("w", encoding="utf-8") as file:
+            _write_lines(found, file)
+    except OSError as error:
+        raise LogError(f"{arguments.output} cannot be written: {error.strerror}") from error
+    return 0
+
+
+def _write_lines(found: Iterator[Record], file: TextIO) -> None:
+    for record in found:
+        file.write(record.to_json() + "\n")
+
+
+# ---------------------------------------------------------------------- verify, diff, erase
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    """Exit code 1 when something does not hold; 0 when everything that could be checked does."""
+    from rag_explain.log.verify import verify
+
+    explainers = None if arguments.no_model else _explainers(arguments.model, arguments.device)
+    outcomes: Counter[str] = Counter()
+    for finding in verify(
+        arguments.path,
+        explainers,
+        documents=_read_documents(arguments.documents),
+        record_id=arguments.id,
+        tolerance=arguments.tolerance,
+        hash_key=_read_key(arguments.key_file),
+    ):
+        outcomes[finding.outcome] += 1
+        shift = "" if finding.shift is None else f"  moved by {finding.shift:.1e}"
+        reason = f"  {finding.reason}" if finding.reason else ""
+        print(f"{finding.outcome:8} {finding.record:32} {finding.document}{shift}{reason}")
+    print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "nothing to check")
+    return int(any(outcomes[outcome] for outcome in ("moved", "changed", "damaged")))
+
+
+def _explainers(model: str | None, device: str | None) -> Explainers:
+    """One Explainer for each model, method and settings that the records name."""
+    made: dict[str, Explainer] = {}
+
+    def explainer(logged: Mapping[str, Any]) -> Explainer:
+        name = model or logged["model"]
+        key = json.dumps([name, logged["method"], logged["settings"]], sort_keys=True)
+        if key not in made:
+            made[key] = _make(name, logged, device)
+        return made[key]
+
+    return explainer
+
+
+def _make(name: str, logged: Mapping[str, Any], device: str | None) -> Explainer:
+    from transformers.utils import logging
+
+    from rag_explain.explainer import Explainer
+
+    logging.disable_progress_bar()
+    settings = dict(logged["settings"])
+    layer = settings.pop("layer", None)
+    return Explainer(name, logged["method"], layer=layer, device=device, **settings)  # settings are options by name
+
+
+def _read_documents(path: str | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file if line.strip()]
+        return {str(row["id"]): str(row["text"]) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f'{path} must hold JSON lines with "id" and "text": {error}') from error
+
+
+def _read_key(path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"the key file {path} cannot be read: {error.strerror}") from error
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from rag_explain.log.diff import diff
+
+    compared = moved = 0
+    query = None
+    for move in diff(arguments.path, arguments.after, top=arguments.pairs):
+        compared += 1
+        moved += move.moved
+        if not (arguments.all or move.moved):
+            continue
+        if arguments.json:
+            print(json.dumps(asdict(move)))
+            continue
+        if move.query != query:
+            query = move.query
+            print(f"\n{_one_line(query, 100)}")
+        ranks = f"{_rank(move.rank_before)} -> {_rank(move.rank_after)}"
+        print(f"  {_one_line(move.document, 80)}: {ranks}{_scores(move)}{_note(move)}")
+        for pair in move.pairs:
+            values = f"{_value(pair.before)} -> {_value(pair.after)}"
+            print(f"    {pair.change:+.4f}  {_one_line(pair.query, 40)} ~ {_one_line(pair.document, 40)}  ({values})")
+    if not arguments.json:
+        print(f"\n{moved} of {compared} documents moved")
+    return 0
+
+
+def _rank(rank: int | None) -> str:
+    return "not retrieved" if rank is None else f"rank {rank}"
+
+
+def _scores(move: Move) -> str:
+    return (
+        ""
+        if move.score_before is None or move.score_after is None
+        else f", {move.score_before:.4f} -> {move.score_after:.4f}"
+    )
+
+
+def _note(move: Move) -> str:
+    return ", the text has changed" if move.same_text is False else ""
+
+
+def _value(value: float | None) -> str:
+    return "not kept" if value is None else f"{value:+.4f}"
+
+
+def _erase(arguments: argparse.Namespace) -> int:
+    from rag_explain.log import erase
+
+    changed = erase(arguments.path, records=arguments.record, documents=arguments.document)
+    print(f"{changed} records changed")
+    return 0
+
+
+def _one_line(text: str | None, width: int) -> str:
+    if text is None:
+        return "(no text)"
+    flat = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return flat if len(flat) <= width else flat[: width - 1] + "…"

@@ -1,0 +1,22 @@
+"""Explanations beside RAG answers: `ExplanationLog` writes them, `records` and `find` read them back."""
+
+from __future__ import annotations
+
+from rag_explain.log.erasure import erase
+from rag_explain.log.reader import Summary, find, records, summaries
+from rag_explain.log.record import Record
+from rag_explain.log.redaction import Redactor, patterns
+from rag_explain.log.writer import Counts, ExplanationLog
+
+__all__ = [
+    "Counts",
+    "ExplanationLog",
+    "Record",
+    "Redactor",
+    "Summary",
+    "erase",
+    "find",
+    "patterns",
+    "records",
+    "summaries",
+]

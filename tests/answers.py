@@ -1,0 +1,58 @@
+"""Answers to log: explanations with one token per word and weights that follow from the seed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from rag_explain.types import Explanation, Hit, Lazy, Token
+
+QUERY = "How do bees find their way home?"
+DOCUMENTS = (
+    "Honeybees navigate back to the hive by the position of the sun.",
+    "Our home insurance covers damage by insects.",
+    "The bakery on the corner is closed on Mondays.",
+)
+
+
+def tokens(text: str) -> tuple[Token, ...]:
+    words = [Token(m[0], m.start(), m.end(), "text", m[0].lower()) for m in re.finditer(r"\w+", text)]
+    return (Token("", 0, 0, "special", "[CLS]"), *words, Token("", len(text), len(text), "special", "[SEP]"))
+
+
+def explanation(query: str = QUERY, document: str = DOCUMENTS[0], seed: int = 0, **changes) -> Explanation:
+    rows, columns = tokens(query), tokens(document)
+    matrix = np.random.default_rng(seed).normal(scale=0.02, size=(len(rows) + 1, len(columns) + 1)).astype(np.float32)
+    fields = {
+        "query": query,
+        "document": document,
+        "query_tokens": rows,
+        "document_tokens": columns,
+        "matrix": matrix,
+        "score": float(matrix.sum(dtype=np.float64)) + 1e-7,
+        "method": "bilrp",
+        "settings": {"layer": 0, "rules": "lrp"},
+        "model": "tiny",
+        "fingerprint": "f" * 32,
+        "provenance": {"path": "cold", "seconds": 0.01},
+    }
+    return Explanation(**{**fields, **changes})
+
+
+def hit(document: str = DOCUMENTS[0], rank: int = 0, query: str = QUERY, seed: int = 0, **changes) -> Hit:
+    why = explanation(query, document, seed)
+    fields = {
+        "id": f"doc-{rank}",
+        "text": document,
+        "rank": rank,
+        "score": why.score,
+        "metric": "cosine",
+        "metadata": {"source": "bees.md"},
+        "handle": Lazy.ready(why),
+    }
+    return Hit(**{**fields, **changes})
+
+
+def hits(query: str = QUERY) -> list[Hit]:
+    return [hit(document, rank, query, seed=rank) for rank, document in enumerate(DOCUMENTS)]
