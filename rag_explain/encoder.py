@@ -272,6 +272,21 @@ class Encoder:
         return bool(getattr(self._transformer, "is_shifted", False))
 
     @property
+    def transformer(self) -> nn.Module:
+        """The transformer itself, for people who want to know what it is."""
+        model: nn.Module = self._transformer.auto_model
+        return model
+
+    @property
+    def modules(self) -> str:
+        """The modules behind the transformer, in a few words."""
+        names = []
+        for module in list(self._twin.children())[1:]:
+            mode = getattr(module, "pooling_mode", None)
+            names.append(type(module).__name__ + (f" ({mode})" if mode else ""))
+        return " + ".join(names) or "no further module"
+
+    @property
     def device(self) -> torch.device:
         return self._parameters[0].device
 

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from rag_explain import __version__
-from rag_explain.cli import demo, explain, index, log, search, store
+from rag_explain.cli import demo, doctor, explain, index, log, search, store
 from rag_explain.errors import RagExplainError
 
-_COMMANDS = (explain, index, search, demo, store, log)
+_COMMANDS = (explain, index, search, demo, doctor, store, log)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from rag_explain.linear.ends import Chunk, Tokens, find_head, pool_early
 from rag_explain.linear.operations import Operation, Workspace, count
 
 # Tangents are cut into chunks whose intermediate values fit in this many bytes: large enough that every product is a
@@ -25,38 +26,62 @@ class AffineMap:
     def __init__(
         self, operations: Sequence[Operation], source: int, output: int, hidden: Tensor, embedding: Tensor
     ) -> None:
-        self.operations = _needed(operations, output)
+        self.operations = _needed(pool_early(_needed(operations, output), hidden), output)
         self.hidden = hidden
         self.embedding = embedding
         self._source = source
         self._output = output
-        for operation in self.operations:
-            operation.cast(hidden.dtype)
+        self.cast(hidden.dtype)
         self._last_use = _last_use(self.operations, output)
+        self._head = find_head(self.operations, source, tuple(hidden.shape))
         self._per_tangent = _peak(self.operations, self._last_use, source, hidden.shape) * hidden.element_size()
 
-    def push(self, tangents: Tensor, *, bias: int | None = None, space: Workspace | None = None) -> Tensor:
-        """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects every bias on the way.
+    def cast(self, dtype: torch.dtype) -> AffineMap:
+        """Run tangents in this precision from now on; lower ones are faster where the hardware has them, and round."""
+        self.hidden = self.hidden.to(dtype)
+        for operation in self.operations:
+            operation.cast(dtype)
+        return self
 
-        With a workspace, the tangents themselves are used up.
-        """
-        keep = tangents if space is None else None
-        space = space or Workspace()
+    def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
+        """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects every bias on the way."""
         live = {self._source: tangents}
-        for operation, dying in zip(self.operations, self._last_use, strict=True):
-            inputs = [live[slot] for slot in operation.inputs]
-            dead = [live.pop(slot) for slot in dying if slot in live]
-            spent: list[bool] = []
+        self._run(self.operations, live, Workspace(), bias, keep=tangents)
+        return live[self._output]
+
+    def _run(
+        self,
+        operations: Sequence[Operation],
+        live: dict[int, Tensor],
+        space: Workspace,
+        bias: int | None,
+        *,
+        chunk: Chunk | None = None,
+        keep: Tensor | None = None,
+    ) -> None:
+        """Run operations on the live tangents, by slot; what nobody reads any more is let go.
+
+        `chunk` stands for tangents that are not spread out yet; `keep` is memory that must not be written to.
+        """
+        for operation in operations:
+            if chunk is not None:
+                chunk.prepare(operation, live)
+            inputs = [live[slot] for slot in operation.inputs if slot in live]
+            dead = [live.pop(slot) for slot in self._last_use[operation.output] if slot in live]
+            spent = []
             if operation.overwrites:
                 spent = [any(t is d for d in dead) and _alone(t, live.values(), keep) for t in inputs]
-            out = operation.run(space, spent, *inputs)
+            if len(inputs) < len(operation.inputs):
+                assert chunk is not None
+                out = chunk.run(operation, space, spent, inputs)
+            else:
+                out = operation.run(space, spent, *inputs)
             if bias is not None and operation.constant is not None:
                 out[bias] += operation.constant
             live[operation.output] = out
             for tangent in dead:
                 if _alone(tangent, live.values(), keep):
                     space.give(tangent)
-        return live[self._output]
 
     def pull(self, cotangents: Tensor) -> tuple[Tensor, Tensor]:
         """Send cotangents (C, D, e) back: to the input, (C, D, n, h), and what the biases contribute, (C, D)."""
@@ -92,17 +117,23 @@ class AffineMap:
         width = self.embedding.shape[-1]
         if length + 1 > width:  # more tokens than dimensions: the other way round is shorter
             every = torch.eye(width, dtype=values.dtype, device=values.device)[:, None, :].expand(-1, documents, -1)
-            tokens, rest = self.relevance(every, budget, weights)
-            return tokens.permute(1, 2, 0), rest.transpose(0, 1)
+            relevance, rest = self.relevance(every, budget, weights)
+            return relevance.permute(1, 2, 0), rest.transpose(0, 1)
+        together = {self._source: torch.stack([values, torch.zeros_like(values)])}
+        self._run(self._head.operations, together, Workspace(), bias=1)
+        tokens = {
+            slot: Tokens(together[slot][0], together[slot][1], place, (documents, length))
+            for slot, place in self._head.places.items()
+        }
         result = values.new_empty(length + 1, documents, width)
         space = Workspace()
         step = self.chunk(budget)
         for start in range(0, length + 1, step):
             stop = min(start + step, length + 1)
-            tangents = values.new_zeros(stop - start, *values.shape)
-            here = torch.arange(start, min(stop, length), device=values.device)
-            tangents[here - start, :, here] = values[:, here].transpose(0, 1)
-            result[start:stop] = self.push(tangents, bias=length - start if stop == length + 1 else None, space=space)
+            chunk = Chunk(tokens, start, min(stop, length), has_bias=stop > length)
+            live: dict[int, Tensor] = {}
+            self._run(self._head.rest, live, space, -1 if chunk.has_bias else None, chunk=chunk)
+            result[start:stop] = live[self._output]
         return result[:length].transpose(0, 1), result[length]
 
     def relevance(
@@ -140,25 +171,25 @@ def _needed(operations: Sequence[Operation], output: int) -> list[Operation]:
     return kept[::-1]
 
 
-def _last_use(operations: Sequence[Operation], output: int) -> list[list[int]]:
-    """For each step, the slots that nothing reads after it."""
+def _last_use(operations: Sequence[Operation], output: int) -> dict[int, list[int]]:
+    """For each operation, by its output, the slots that nothing reads after it."""
     seen = {output}
-    dying: list[list[int]] = []
+    dying: dict[int, list[int]] = {}
     for operation in reversed(operations):
         last = [slot for slot in dict.fromkeys((*operation.inputs, operation.output)) if slot not in seen]
         seen.update(last)
-        dying.append(last)
-    return dying[::-1]
+        dying[operation.output] = last
+    return dying
 
 
-def _peak(operations: Sequence[Operation], last_use: Sequence[Sequence[int]], source: int, shape: Sequence[int]) -> int:
+def _peak(operations: Sequence[Operation], dying: dict[int, list[int]], source: int, shape: Sequence[int]) -> int:
     """The largest number of elements alive at once for one tangent; twice the output of a step, for its own scratch."""
     live = {source: count(shape)}
     peak = live[source]
-    for operation, dying in zip(operations, last_use, strict=True):
+    for operation in operations:
         size = count(operation.shape)
         peak = max(peak, sum(live.values()) + 2 * size)
         live[operation.output] = size
-        for slot in dying:
+        for slot in dying[operation.output]:
             live.pop(slot, None)
     return peak

@@ -262,11 +262,32 @@ class Reduce(Operation):
 
 
 @dataclass(eq=False, kw_only=True)
+class Pool(Operation):
+    """A weighted sum over positions: x (D, n, k), or (D * n, k), -> sum_i weights[:, i] * x[:, i], (D, k)."""
+
+    in_shape: Shape
+    weights: Tensor  # (D, n)
+
+    def push(self, *tangents: Tensor) -> Tensor:
+        (t,) = tangents
+        by_position = t.reshape(t.shape[0], *self.weights.shape, self.shape[-1])
+        return (self.weights[:, None, :] @ by_position).squeeze(2)
+
+    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        spread = self.weights[:, :, None] * cotangent[:, :, None, :]
+        return (spread.reshape(cotangent.shape[0], *self.in_shape),)
+
+
+@dataclass(eq=False, kw_only=True)
 class Center(Operation):
     """Layer norm with a frozen denominator: x -> (x - mean(x)) * factor over the last axis."""
 
     overwrites = True
-    factor: Tensor  # (..., h): weight / standard deviation
+    inverse: Tensor  # (..., 1): one over the standard deviation
+    weight: Tensor | None  # (h,)
+
+    def __post_init__(self) -> None:
+        self.factor = self.inverse if self.weight is None else self.inverse * self.weight
 
     def push(self, *tangents: Tensor) -> Tensor:
         (t,) = tangents

@@ -528,10 +528,10 @@ def layer_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str
     if len(shape) != 1:
         unknown(rec, func, args, kwargs, value)
         return
-    factor = inverse if weight is None else inverse * weight
     if rec.rules.norm == "frozen":
-        _one(rec, source, value, ops.Center, factor=factor, constant=bias)
+        _one(rec, source, value, ops.Center, inverse=inverse, weight=weight, constant=bias)
     else:
+        factor = inverse if weight is None else inverse * weight
         normalised = (source - mean) * inverse
         _one(rec, source, value, ops.CenterProject, factor=factor, normalised=normalised, constant=bias)
 

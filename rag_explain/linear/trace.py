@@ -216,6 +216,10 @@ def derivative(function: Function, at: Tensor) -> Tensor:
 class _Listener(TorchDispatchMode):
     """Sees every tensor operation of this thread and hands those that matter to the table."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the twin is never compiled, and torch's guard costs as much as looking an operation up
+
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         self.recorder = recorder

@@ -55,10 +55,11 @@ class FrozenMethod(Method):
 
     rules: Rules
     computes_rest: ClassVar[bool]
+    precision: torch.dtype | None = None
 
     def factor(self, batch: Batch) -> list[Factors]:
-        frozen = freeze(self.encoder, batch, self.layer, self.rules)
-        rows, rest = frozen.rows(self.budget or DEFAULT_BUDGET)
+        frozen = self._freeze(batch)
+        rows, rest = (part.to(frozen.embedding.dtype) for part in frozen.rows(self.budget or DEFAULT_BUDGET))
         norms = self.encoder.norms(frozen.embedding)
         result = []
         for index in range(len(batch)):
@@ -69,11 +70,12 @@ class FrozenMethod(Method):
 
     def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
         """Pull the query's rows and rest through each document: n_q + 1 cotangents, whatever the document's length."""
-        frozen = freeze(self.encoder, batch, self.layer, self.rules)
+        frozen = self._freeze(batch)
         documents = frozen.embedding
         half = torch.as_tensor(np.vstack([query.rows, query.rest])).to(documents)
         cotangents = half[:, None, :].expand(-1, len(batch), -1)
-        tokens, rest = frozen.relevance(cotangents, self.budget or DEFAULT_BUDGET)
+        found = frozen.relevance(cotangents.to(frozen.hidden.dtype), self.budget or DEFAULT_BUDGET)
+        tokens, rest = (part.to(documents.dtype) for part in found)
         if not self.computes_rest:
             rest = torch.einsum("ce,de->cd", half, documents) - tokens.sum(dim=-1)
         norms = self.encoder.norms(documents) * query.norm
@@ -87,9 +89,19 @@ class FrozenMethod(Method):
             )
         return result
 
+    def _freeze(self, batch: Batch) -> AffineMap:
+        frozen = freeze(self.encoder, batch, self.layer, self.rules)
+        return frozen if self.precision is None else frozen.cast(self.precision)
+
 
 class BiLRP(FrozenMethod):
-    """`bilrp`: exact second-order LRP. The rest is computed from the biases, so the sum is a check that can fail."""
+    """`bilrp`: exact second-order LRP. The rest is computed from the biases, so the sum is a check that can fail.
+
+    Args:
+        rules: the rules of the BiLRP papers (default), or AttnLRP's.
+        precision: run tangents in a lower precision than the model's; the error is measured and in the factors.
+        budget: bytes that tangents on their way may take.
+    """
 
     name = "bilrp"
     computes_rest = True
@@ -100,6 +112,7 @@ class BiLRP(FrozenMethod):
         layer: int | None = None,
         *,
         rules: Literal["lrp", "attnlrp"] = "lrp",
+        precision: Literal["bfloat16", "float16"] | None = None,
         budget: int | None = None,
     ) -> None:
         super().__init__(encoder, layer, budget=budget)
@@ -107,17 +120,21 @@ class BiLRP(FrozenMethod):
         if rules not in known:
             raise InvalidInput(f"rules must be one of {', '.join(known)}, not {rules!r}")
         self.rules = known[rules]
+        if precision not in (None, "bfloat16", "float16"):
+            raise InvalidInput(f"precision must be None (the model's own), bfloat16 or float16, not {precision!r}")
+        self.precision = None if precision is None else getattr(torch, precision)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"layer": self.layer, "rules": self.rules.name}
+        settings = {"layer": self.layer, "rules": self.rules.name}
+        return settings if self.precision is None else {**settings, "precision": str(self.precision)[6:]}
 
     def check(self) -> None:
         """Sum of rows + rest = embedding, and embedding = what the encoder says without the recorder."""
         batch = self.encoder.tokenize([_CHECK_TEXT], "document")
         (factors,) = self.factor(batch)
         plain = to_numpy(self.encoder.run(batch)[0])
-        tolerance = _TOLERANCE.get(self.encoder.dtype, _LOW_PRECISION_TOLERANCE)
+        tolerance = _TOLERANCE.get(self.precision or self.encoder.dtype, _LOW_PRECISION_TOLERANCE)
         error = max(factors.error, float(np.linalg.norm(plain - factors.embedding) / np.linalg.norm(plain)))
         if not error <= tolerance:
             raise CheckFailed(

@@ -1,0 +1,37 @@
+"""rag-explain doctor MODEL: what can be explained of a model, measured."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rag_explain.models import DEFAULT_MODEL
+
+
+def add(commands: Any) -> None:
+    """Register the command."""
+    command = commands.add_parser("doctor", help="say what is supported of a model, and how well it adds up")
+    command.add_argument(
+        "model", nargs="?", default=DEFAULT_MODEL, help="name or folder of a sentence-transformers model"
+    )
+    command.add_argument("--device", default=None, help="where to compute, for example cpu or cuda")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; exit code 1 when one of them is not as it should be."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+    from transformers.utils import logging
+
+    from rag_explain.doctor import examine
+
+    logging.disable_progress_bar()
+    findings = examine(arguments.model, arguments.device)
+    table = Table(title=str(arguments.model), show_header=False, title_justify="left")
+    for finding in findings:
+        mark = Text("✓", style="green") if finding.ok else Text("✗", style="bold red")
+        table.add_row(mark, finding.subject, Text(finding.seen))
+    Console().print(table)
+    return 0 if all(finding.ok for finding in findings) else 1

@@ -1,0 +1,280 @@
+"""The two ends of a frozen encoder, where tangents have structure that makes them cheaper.
+
+At the input, a token's tangent is zero everywhere but at its own position, and stays so until attention mixes
+positions. Up to there all tokens travel as one tangent (`Head`), and the first mixing is an outer product instead of a
+matrix product. At the output, a pooling that sums over positions can be done before the operations that treat every
+position alike: norm weights, residuals and the last dense layer then work on one vector per text (`pool_early`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rag_explain.linear.operations import (
+    Center,
+    Expand,
+    Linear,
+    MixLeft,
+    Operation,
+    Permute,
+    Pool,
+    Reduce,
+    Scale,
+    Shape,
+    Slice,
+    Sum,
+    View,
+    Workspace,
+)
+
+# ---------------------------------------------------------------------- the input's end
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the token axis of a value is: its index, or merged behind the documents into axis 0."""
+
+    axis: int
+    merged: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The operations before positions mix, and the values that the operations behind them read."""
+
+    operations: list[Operation]
+    rest: list[Operation]
+    places: dict[int, Place]
+
+
+def find_head(operations: Sequence[Operation], source: int, shape: Shape) -> Head:
+    """Split off the operations that treat every position of (D, n, h) by itself."""
+    places = {source: Place(1)}
+    shapes = {source: shape}
+    head, rest = [], []
+    for operation in operations:
+        place = None
+        if all(slot in places for slot in operation.inputs):
+            place = _carried(operation, [places[slot] for slot in operation.inputs], shapes, shape)
+        if place is None:
+            rest.append(operation)
+        else:
+            head.append(operation)
+            places[operation.output] = place
+            shapes[operation.output] = operation.shape
+    read = {slot for operation in rest for slot in operation.inputs}
+    return Head(head, rest, {slot: place for slot, place in places.items() if slot in read})
+
+
+def _carried(operation: Operation, places: list[Place], shapes: dict[int, Shape], shape: Shape) -> Place | None:
+    """Where the token axis is behind an operation that leaves positions alone; None for one that may not."""
+    place = places[0]
+    before, after = shapes[operation.inputs[0]], operation.shape
+    if isinstance(operation, View):
+        return _reshaped(place, before, after, shape)
+    if isinstance(operation, Permute):
+        if place.merged:
+            return place if operation.dims[0] == 0 else None
+        return Place(operation.dims.index(place.axis))
+    is_last = place.axis == len(after) - 1
+    if isinstance(operation, Linear | Center):
+        return None if is_last else place
+    if isinstance(operation, Slice):
+        return None if operation.dim == place.axis else place
+    if isinstance(operation, Expand | Scale):
+        return place if before == after else None
+    if isinstance(operation, Sum):
+        alike = all(shapes[slot] == after for slot in operation.inputs)
+        return place if alike and all(other == place for other in places) else None
+    return None
+
+
+def _reshaped(place: Place, before: Shape, after: Shape, shape: Shape) -> Place | None:
+    documents, length = shape[:2]
+    if before == after:
+        return place
+    if place.merged or (place.axis == 1 and before[0] == documents):
+        if after[0] == documents * length and len(after) > 1 and (place.merged or len(before) > 2):
+            return Place(0, merged=True)
+        return Place(1) if after[:2] == (documents, length) else None
+    # (D, heads, n, d) -> (D * heads, n, d), the shape of a batched product
+    is_batched = place.axis == 2 and len(before) == 4 and after == (before[0] * before[1], *before[2:])
+    return Place(1) if is_batched else None
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A value before positions mix, for all tokens at once: `alone[position]` belongs to that position's token.
+
+    Attributes:
+        alone: the value's tangent, in the shape it had in the forward pass.
+        bias: the same for the biases, in the same shape.
+        place: where the token axis is.
+        count: (documents, positions).
+    """
+
+    alone: Tensor
+    bias: Tensor
+    place: Place
+    count: tuple[int, int]
+
+    def first(self, tangent: Tensor) -> Tensor:
+        """A tangent of this value with the token axis in front: (n, ...)."""
+        if self.place.merged:
+            return tangent.reshape(*self.count, *tangent.shape[1:]).transpose(0, 1)
+        return tangent.movedim(self.place.axis, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """The tangents of tokens start..stop, and behind them of the biases if `has_bias`: B of them, still in `tokens`."""
+
+    tokens: dict[int, Tokens]
+    start: int
+    stop: int
+    has_bias: bool
+
+    def prepare(self, operation: Operation, live: dict[int, Tensor]) -> None:
+        """Spread out what the operation reads, unless it has a shorter way."""
+        missing = [slot for slot in operation.inputs if slot not in live]
+        if not missing or self._mixes(operation) or self._adds(operation, missing):
+            return
+        for slot in missing:
+            value = self.tokens[slot]
+            live[slot] = value.alone.new_zeros(self.stop - self.start + self.has_bias, *value.alone.shape)
+            self._add(value, live[slot], 1.0)
+
+    def run(self, operation: Operation, space: Workspace, spent: Sequence[bool], inputs: Sequence[Tensor]) -> Tensor:
+        """An operation that has a shorter way."""
+        if isinstance(operation, MixLeft):
+            return self._mixed(self.tokens[operation.inputs[0]], operation.matrix, space)
+        assert isinstance(operation, Sum)
+        index = next(i for i, slot in enumerate(operation.inputs) if slot in self.tokens)
+        (other,) = inputs
+        out = other if spent[0] else other.clone()
+        self._add(self.tokens[operation.inputs[index]], out, operation.signs[index])
+        return out
+
+    def _mixes(self, operation: Operation) -> bool:
+        if not isinstance(operation, MixLeft):
+            return False
+        value = self.tokens[operation.inputs[0]]
+        return value.place == Place(1) and value.alone.ndim == 3
+
+    def _adds(self, operation: Operation, missing: Sequence[int]) -> bool:
+        if not isinstance(operation, Sum) or len(operation.inputs) != 2 or len(missing) != 1:
+            return False
+        dense = 1 - operation.inputs.index(missing[0])
+        return operation.signs[dense] == 1 and set(operation.in_shapes) == {operation.shape}
+
+    def _add(self, value: Tokens, out: Tensor, sign: float) -> None:
+        """Add each token's tangent to its own position of `out` (B, ...), and the biases' to all of theirs."""
+        if value.place.merged:
+            positions = out.view(out.shape[0], *value.count, *out.shape[2:]).transpose(1, 2)
+        else:
+            positions = out.movedim(value.place.axis + 1, 1)
+        here = torch.arange(self.stop - self.start, device=out.device)
+        positions[here, here + self.start] += value.first(value.alone)[self.start : self.stop] * sign
+        if self.has_bias:
+            out[-1] += value.bias * sign
+
+    def _mixed(self, value: Tokens, matrix: Tensor, space: Workspace) -> Tensor:
+        """What attention makes of each token alone: out[t][:, i] = matrix[:, i, t] * x[:, t], an outer product."""
+        groups, length, width = value.alone.shape
+        size = self.stop - self.start
+        out = space.take(value.alone, size + self.has_bias, length, groups, width)
+        weights = matrix[:, :, self.start : self.stop].permute(2, 1, 0).unsqueeze(-1)
+        values = value.alone[:, self.start : self.stop].transpose(0, 1).unsqueeze(1)
+        torch.mul(weights, values, out=out[:size])
+        if self.has_bias:
+            out[-1] = (matrix @ value.bias).transpose(0, 1)
+        return out.transpose(1, 2)
+
+
+# ---------------------------------------------------------------------- the output's end
+
+
+def pool_early(operations: list[Operation], hidden: Tensor) -> list[Operation]:
+    """Operations in which sums over positions, (D, n, k) -> (D, k), come as early as they can."""
+    return _Pooling(operations, hidden).operations
+
+
+class _Pooling:
+    def __init__(self, operations: list[Operation], hidden: Tensor) -> None:
+        self._documents, self._length = hidden.shape[:2]
+        self._producers = {operation.output: operation for operation in operations}
+        self._readers = Counter(slot for operation in operations for slot in operation.inputs)
+        self._next = 1 + max((operation.output for operation in operations), default=0)
+        self.operations: list[Operation] = []
+        for operation in operations:
+            if isinstance(operation, Reduce) and self._sums_positions(operation):
+                weights = hidden.new_full((self._documents, self._length), operation.factor)
+                slot = self._pooled(operation.inputs[0], weights, operation.in_shape)
+                in_shape = (self._documents, operation.in_shape[-1])
+                operation = View(inputs=(slot,), output=operation.output, shape=operation.shape, in_shape=in_shape)
+            self.operations.append(operation)
+
+    def _sums_positions(self, operation: Reduce) -> bool:
+        leading = (self._documents, self._length)
+        return operation.dims == (1,) and len(operation.in_shape) == 3 and operation.in_shape[:2] == leading
+
+    def _emit(self, kind: type[Operation], *inputs: int, width: int, **settings: Any) -> int:
+        self._next += 1
+        shape = (self._documents, width)
+        self.operations.append(kind(inputs=inputs, output=self._next, shape=shape, **settings))
+        return self._next
+
+    def _pooled(self, slot: int, weights: Tensor, shape: Shape) -> int:
+        """The slot of sum_i weights[:, i] * x[:, i], (D, k), for the value x (D, n, k) in `slot`."""
+        operation = self._producers.get(slot)
+        width = shape[-1]
+        if operation is not None and self._readers[slot] == 1:
+            constant = self._constant(operation.constant, weights, shape)
+            if isinstance(operation, Center) and operation.shape == shape:
+                inner = self._pooled(operation.inputs[0], weights * operation.inverse[..., 0], shape)
+                one = torch.ones_like(weights[:, :1])
+                return self._emit(Center, inner, width=width, inverse=one, weight=operation.weight, constant=constant)
+            if isinstance(operation, Scale) and operation.in_shape == shape:
+                factor = operation.factor.reshape((1,) * (3 - operation.factor.ndim) + tuple(operation.factor.shape))
+                if factor.shape[2] == 1 and constant is None:
+                    return self._pooled(operation.inputs[0], weights * factor[..., 0], shape)
+                if factor.shape[:2] == (1, 1):
+                    inner = self._pooled(operation.inputs[0], weights, shape)
+                    return self._emit(
+                        Scale,
+                        inner,
+                        width=width,
+                        in_shape=(self._documents, width),
+                        factor=factor[0],
+                        constant=constant,
+                    )
+            if isinstance(operation, Sum) and all(part == shape for part in operation.in_shapes):
+                inner_slots = [self._pooled(part, weights, shape) for part in operation.inputs]
+                in_shapes = ((self._documents, width),) * len(inner_slots)
+                return self._emit(
+                    Sum, *inner_slots, width=width, in_shapes=in_shapes, signs=operation.signs, constant=constant
+                )
+            dense = self._producers.get(operation.inputs[0]) if isinstance(operation, View) else None
+            if isinstance(dense, Linear) and self._readers[dense.output] == 1 and len(dense.shape) == 2:
+                rows = self._documents * self._length
+                inner_width = dense.weight.shape[0]
+                inner = self._emit(
+                    Pool, dense.inputs[0], width=inner_width, in_shape=(rows, inner_width), weights=weights
+                )
+                bias = self._constant(dense.constant, weights, shape)
+                return self._emit(Linear, inner, width=width, weight=dense.weight, constant=bias)
+        return self._emit(Pool, slot, width=width, in_shape=shape, weights=weights)
+
+    def _constant(self, constant: Tensor | None, weights: Tensor, shape: Shape) -> Tensor | None:
+        """What a constant of (D, n, k) adds up to over the positions: (D, k)."""
+        if constant is None:
+            return None
+        if constant.ndim <= 1:
+            return weights.sum(dim=1, keepdim=True) * constant
+        return (weights.unsqueeze(-1) * constant.expand(shape)).sum(dim=1)
