@@ -119,13 +119,18 @@ class AffineMap:
             every = torch.eye(width, dtype=values.dtype, device=values.device)[:, None, :].expand(-1, documents, -1)
             relevance, rest = self.relevance(every, budget, weights)
             return relevance.permute(1, 2, 0), rest.transpose(0, 1)
+        return self._push_rows(values, budget)
+
+    def _push_rows(self, values: Tensor, budget: int) -> tuple[Tensor, Tensor]:
+        """One tangent per token and one for the biases, in chunks; together up to where positions first mix."""
+        documents, length, _ = values.shape
         together = {self._source: torch.stack([values, torch.zeros_like(values)])}
         self._run(self._head.operations, together, Workspace(), bias=1)
         tokens = {
             slot: Tokens(together[slot][0], together[slot][1], place, (documents, length))
             for slot, place in self._head.places.items()
         }
-        result = values.new_empty(length + 1, documents, width)
+        result = values.new_empty(length + 1, documents, self.embedding.shape[-1])
         space = Workspace()
         step = self.chunk(budget)
         for start in range(0, length + 1, step):

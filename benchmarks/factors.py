@@ -1,0 +1,384 @@
+"""How fast factors are, as ratios measured in one run.
+
+    python benchmarks/factors.py              everything, a few minutes; writes benchmarks/results/factors.{md,json,png}
+    python benchmarks/factors.py --quick      the query and the document on all-MiniLM-L6-v2; fails below 25x and 3x
+
+The papers' way is one ordinary backward pass per embedding dimension through a copy of the model that follows the same
+rules (`tests/references.py`): the same model, text and machine, and the same numbers, which are compared first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import BertConfig, BertModel
+from transformers.utils import logging
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from references import rows_by_dimension, ruled_copy
+
+from rag_explain import Explainer, models
+from rag_explain.encoder import Batch, Encoder
+from rag_explain.linear import DEFAULT_BUDGET, LRP
+from rag_explain.methods.bilrp import freeze
+
+QUERY = "how do bees find the way back to their hive?"
+DOCUMENT = (
+    "Honeybees find their way home by a mixture of senses. A forager that leaves the hive for the first time flies in "
+    "widening loops and looks back at the entrance, learning the landmarks around it: a tree, a wall, the edge of a "
+    "wood. On longer flights she steers by the position of the sun, and by the pattern of polarised light in the sky "
+    "when clouds hide it, and she keeps count of the distance by how fast the ground moves past her eyes. Back at the "
+    "hive she tells the others about the way with a dance."
+)
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model, with the texts cut to the sizes that are compared."""
+
+    name: str
+    model: SentenceTransformer
+    encoder: Encoder
+
+    def batch(self, text: str, tokens: int, role: str = "document") -> Batch:
+        """The text, repeated or cut until it has this many tokens."""
+        self.encoder._twin.max_seq_length = tokens
+        return self.encoder.tokenize([" ".join([text] * (1 + tokens // 20))], role)
+
+
+def seconds(run: Callable[[], object], repeats: int = 5) -> float:
+    """Median time of a few runs, after one that is not counted."""
+    run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def papers_way(case: Case, batch: Batch) -> tuple[float, torch.Tensor]:
+    """Seconds for one backward pass per dimension, and the rows it gives. The copy is made before the clock starts."""
+    ruled = ruled_copy(case.model, gated=False)
+    with torch.enable_grad():
+        start = time.perf_counter()
+        rows = rows_by_dimension(ruled, batch.features, 0)
+        return time.perf_counter() - start, rows
+
+
+def matmul_peak(width: int) -> float:
+    """Operations per second of the largest kind of product that a push makes, on buffers that are there already."""
+    left, right = torch.randn(4096, width), torch.randn(width, 4 * width)
+    out = torch.empty(4096, 4 * width)
+    return 2 * 4096 * width * 4 * width / seconds(lambda: torch.mm(left, right, out=out), 20)
+
+
+def push_operations(tokens: int, width: int, depth: int) -> float:
+    """Multiplications and additions of the matrix products in n + 1 tangents, after what the two ends save.
+
+    Per tangent and position a block takes 10 h^2 for its dense layers and n h for mixing. The first block's value and
+    mixing are shared by all tokens; the last dense layer runs once per tangent.
+    """
+    positions = (tokens + 1) * tokens
+    dense = (10 * depth - 1 - 4) * width**2 * positions + 4 * width**2 * (tokens + 1)
+    return 2 * (dense + (depth - 1) * tokens * width * positions)
+
+
+class Peak:
+    """The largest resident memory of this process while a block runs, above what it had before, in MB."""
+
+    def __enter__(self) -> Peak:
+        self._before, self.most = self._resident(), 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.005):
+            self.most = max(self.most, self._resident() - self._before)
+
+    @staticmethod
+    def _resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+# ---------------------------------------------------------------------- the comparisons
+
+
+def compare_factors(case: Case, text: str, tokens: int, role: str) -> dict[str, Any]:
+    """Factors of one text: ours, recording included, against one backward pass per dimension."""
+    batch = case.batch(text, tokens, role)
+    frozen = freeze(case.encoder, batch, 0, LRP)
+    slow, oracle = papers_way(case, batch)
+    rows, _ = frozen.rows()
+    fast = seconds(lambda: freeze(case.encoder, batch, 0, LRP).rows())
+    push = seconds(frozen.rows)
+    count, width = len(batch.tokens[0]), case.model.get_embedding_dimension()
+    peak = matmul_peak(width)
+    return {
+        "tokens": count,
+        "papers_seconds": slow,
+        "seconds": fast,
+        "ratio": slow / fast,
+        "difference": float((rows - oracle).norm() / oracle.norm()),
+        "share_of_matmul_peak": push_operations(count, width, case.encoder.blocks) / push / peak,
+        "matmul_peak_gflops": peak / 1e9,
+    }
+
+
+def compare_cold_pair(case: Case, query: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """A pair nobody has seen: query factors and a pull through the document, against the papers' way for both."""
+    asked = case.batch(QUERY, query["tokens"], "query")
+    found = case.batch(DOCUMENT, document["tokens"])
+    explainer = Explainer(case.model)
+
+    def pair() -> None:
+        (half,) = explainer.method.factor(asked)
+        explainer.method.cold(half, found)
+
+    fast = seconds(pair)
+    return {"seconds": fast, "ratio": (query["papers_seconds"] + document["papers_seconds"]) / fast}
+
+
+def compare_warm_pair(case: Case, tokens: int) -> dict[str, Any]:
+    """A new query and a document whose factors are kept, against plain encodes of the query."""
+    case.batch(QUERY, tokens)
+    explainer = Explainer(case.model)
+    explainer.precompute([DOCUMENT], progress=False)
+    counter = iter(range(1_000_000))
+
+    def new_query() -> None:
+        explainer.explain(f"{next(counter)} {QUERY}", DOCUMENT)
+
+    def known_query() -> None:
+        explainer.explain(QUERY, DOCUMENT)
+
+    encode = seconds(lambda: case.model.encode_query(QUERY), 20)
+    return {
+        "encode_seconds": encode,
+        "new_query_encodes": seconds(new_query, 20) / encode,
+        "known_query_encodes": seconds(known_query, 20) / encode,
+    }
+
+
+def compare_precision(case: Case, tokens: int) -> dict[str, Any]:
+    """bfloat16 tangents against float32."""
+    batch = case.batch(DOCUMENT, tokens)
+    exact = freeze(case.encoder, batch, 0, LRP)
+    rough = freeze(case.encoder, batch, 0, LRP).cast(torch.bfloat16)
+    rows = exact.rows()[0]
+    error = float((rough.rows()[0].float() - rows).norm() / rows.norm())
+    return {"speedup": seconds(exact.rows) / seconds(rough.rows), "error": error}
+
+
+def compare_batches(case: Case) -> dict[str, Any]:
+    """Documents per second: one by one, padded to the longest, in buckets of like length."""
+    words = DOCUMENT.split()
+    texts = [" ".join(words[: 6 + 7 * (i % 12)]) for i in range(48)]
+    case.encoder._twin.max_seq_length = 128
+    explainer = Explainer(case.model)
+    batch = case.encoder.tokenize(texts, "document")
+    (half,) = explainer.method.factor(case.encoder.tokenize([QUERY], "query"))
+    cold = explainer.method.cold
+    alone = seconds(lambda: [cold(half, batch.select([i])) for i in range(len(texts))], 3)
+    padded = seconds(lambda: cold(half, batch), 3)
+    bucketed = seconds(lambda: [cold(half, batch.select(bucket)) for bucket in batch.buckets(2048)], 3)
+    return {
+        "documents": len(texts),
+        "padded_over_one_by_one": alone / padded,
+        "bucketed_over_one_by_one": alone / bucketed,
+    }
+
+
+def growth(case: Case, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Push against pull for a growing number of tokens, with the memory each takes."""
+    points = []
+    width = case.model.get_embedding_dimension()
+    for size in sizes:
+        batch = case.batch(DOCUMENT, size)
+        frozen = freeze(case.encoder, batch, 0, LRP)
+        count = len(batch.tokens[0])
+        every = torch.eye(width)[:, None, :]
+        repeats = 3 if size <= 64 else 1
+        with Peak() as pushed:
+            push = seconds(partial(frozen._push_rows, frozen.hidden, DEFAULT_BUDGET), repeats)
+        with Peak() as pulled:
+            pull = seconds(partial(frozen.relevance, every), repeats)
+        points.append(
+            {
+                "tokens": count,
+                "push_seconds": push,
+                "pull_seconds": pull,
+                "push_mb": round(pushed.most, 1),
+                "pull_mb": round(pulled.most, 1),
+                "chosen": "pull" if count + 1 > width else "push",
+            }
+        )
+        print(
+            f"  {count:4d} tokens: push {push:7.3f} s {pushed.most:6.0f} MB   pull {pull:7.3f} s {pulled.most:6.0f} MB"
+        )
+    return points
+
+
+def growth_of_model(widths: Sequence[int], depths: Sequence[int], tokens: int = 32) -> list[dict[str, Any]]:
+    """Push time by embedding dimension and by depth, on random BERTs."""
+    points = []
+    for width, depth in [*((width, 6) for width in widths), *((384, depth) for depth in depths)]:
+        case = random_bert(width, depth)
+        frozen = freeze(case.encoder, case.batch(DOCUMENT, tokens), 0, LRP)
+        with Peak() as memory:
+            push = seconds(frozen.rows, 3)
+        points.append({"width": width, "depth": depth, "push_seconds": push, "push_mb": round(memory.most, 1)})
+    return points
+
+
+# ---------------------------------------------------------------------- models, report
+
+
+def minilm() -> Case:
+    model, name = models.load(models.DEFAULT_MODEL, "cpu")
+    return Case(name, model, Encoder(model, name=name))
+
+
+def random_bert(width: int = 768, depth: int = 12) -> Case:
+    """A BERT with random weights and the tokenizer of the default model."""
+    base, _ = models.load(models.DEFAULT_MODEL, "cpu")
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(base.tokenizer),
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=width // 64,
+        intermediate_size=4 * width,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        BertModel(config).save_pretrained(folder)
+        base.tokenizer.save_pretrained(folder)
+        model = SentenceTransformer(modules=[Transformer(folder, max_seq_length=512), Pooling(width)], device="cpu")
+    name = f"random BERT ({width} x {depth})"
+    return Case(name, model, Encoder(model, name=name))
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Cost against tokens, dimensions and depth."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    points = results["growth"]
+    tokens = [point["tokens"] for point in points]
+    left.loglog(tokens, [point["push_seconds"] for point in points], "o-", color="#0072b2", label="push")
+    left.loglog(tokens, [point["pull_seconds"] for point in points], "s--", color="#d55e00", label="pull")
+    left.axvline(results["width"], color="grey", linewidth=0.8)
+    left.text(results["width"], left.get_ylim()[0] * 1.2, " tokens = dimensions", rotation=90, fontsize=8, color="grey")
+    left.set(xlabel="tokens", ylabel="seconds per document", title="all-MiniLM-L6-v2")
+    left.legend(frameon=False)
+    by_width = [point for point in results["growth_of_model"] if point["depth"] == 6]
+    middle.plot([p["width"] for p in by_width], [p["push_seconds"] for p in by_width], "o-", color="#0072b2")
+    middle.set(xlabel="dimensions", ylabel="seconds", title="6 blocks, 32 tokens", ylim=0)
+    by_depth = [point for point in results["growth_of_model"] if point["width"] == 384]
+    by_depth = sorted({p["depth"]: p for p in by_depth}.values(), key=lambda p: p["depth"])
+    right.plot([p["depth"] for p in by_depth], [p["push_seconds"] for p in by_depth], "o-", color="#0072b2")
+    right.set(xlabel="blocks", ylabel="seconds", title="384 dimensions, 32 tokens", ylim=0)
+    for axes in (left, middle, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def table(results: dict[str, Any]) -> str:
+    lines = [
+        "# Factors: ratios of one run",
+        "",
+        f"`{results['command']}` on {results['machine']}",
+        "",
+        "| model | what | tokens | times faster than the papers' way | share of matmul peak | same numbers to |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, case in results["models"].items():
+        for what in ("query", "document"):
+            row = case[what]
+            peak, same = f"{row['share_of_matmul_peak']:.0%}", f"{row['difference']:.0e}"
+            lines.append(f"| {name} | {what} | {row['tokens']} | {row['ratio']:.1f} | {peak} | {same} |")
+        sizes = f"{case['query']['tokens']} x {case['document']['tokens']}"
+        lines.append(f"| {name} | cold pair | {sizes} | {case['cold_pair']['ratio']:.1f} | | |")
+    if "warm_pair" in results:
+        warm, rough, many = results["warm_pair"], results["bfloat16"], results["batches"]
+        lines += [
+            "",
+            f"- Warm pair, new query: {warm['new_query_encodes']:.1f} plain encodes of the query; "
+            f"known query: {warm['known_query_encodes']:.2f}.",
+            f"- bfloat16 tangents: {rough['speedup']:.2f} times as fast, rows off by {rough['error']:.2%}.",
+            f"- {many['documents']} documents of 6 to 83 words, cold: in buckets "
+            f"{many['bucketed_over_one_by_one']:.2f} times as fast as one by one, padded to the longest "
+            f"{many['padded_over_one_by_one']:.2f} times.",
+            "",
+            "| tokens | push, seconds | pull, seconds | push, MB | pull, MB | chosen |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {p['tokens']} | {p['push_seconds']:.3f} | {p['pull_seconds']:.3f} | {p['push_mb']:.0f} | "
+            f"{p['pull_mb']:.0f} | {p['chosen']} |"
+            for p in results["growth"]
+        ]
+        lines += ["", "![cost by tokens, dimensions and depth](factors.png)"]
+    return "\n".join(lines) + "\n"
+
+
+@torch.no_grad()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="only what must not fall behind, and fail if it does")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    results: dict[str, Any] = {
+        "command": "python benchmarks/factors.py" + (" --quick" if arguments.quick else ""),
+        "machine": f"{torch.get_num_threads()} threads, {platform.machine()}, torch {torch.__version__}",
+        "models": {},
+    }
+    first = minilm()
+    results["width"] = first.model.get_embedding_dimension()
+    for case in [first] if arguments.quick else [first, random_bert()]:
+        query = compare_factors(case, QUERY, 13, "query")
+        document = compare_factors(case, DOCUMENT, 105, "document")
+        pair = compare_cold_pair(case, query, document)
+        results["models"][case.name] = {"query": query, "document": document, "cold_pair": pair}
+        print(case.name, f"query {query['ratio']:.1f}x, document {document['ratio']:.1f}x, pair {pair['ratio']:.1f}x")
+    if arguments.quick:
+        print(table(results))
+        return 0 if query["ratio"] >= 25 and document["ratio"] >= 3 else 1
+    results["warm_pair"] = compare_warm_pair(first, 13)
+    results["bfloat16"] = compare_precision(first, 105)
+    results["batches"] = compare_batches(first)
+    results["growth"] = growth(first, (8, 16, 32, 64, 128, 256, 512))
+    results["growth_of_model"] = growth_of_model((128, 256, 384, 512, 768), (2, 4, 8, 12))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "factors.json").write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "factors.md").write_text(table(results))
+    plot(results, RESULTS / "factors.png")
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
