@@ -82,7 +82,7 @@ def main() -> None:
     documents = [" ".join(text.split()[:WORDS]) for text in read(arguments.documents)[: arguments.count]]
     queries = read(arguments.queries)[: arguments.count]
     store = Store(arguments.store or tempfile.mkdtemp(), precision="fp32", memory=2**32)
-    with store, Explainer(arguments.model, store=store) as explainer:
+    with torch.no_grad(), store, Explainer(arguments.model, store=store) as explainer:
         explainer.precompute(documents)
         bench = Bench(
             explainer,
@@ -137,8 +137,9 @@ def ten_documents(bench: Bench) -> None:
     cold = min(seconds_of(bench, lambda: cold_path(bench, half, documents)) for _ in range(2))
     features = encoder.tokenize(documents[:1], "document").features
     model = encoder._twin
-    papers = seconds_of(bench, lambda: lrp_rows(model, dict(features), 0, gated=False))
-    papers_query = seconds_of(bench, lambda: lrp_rows(model, dict(asked.features), 0, gated=False))
+    with torch.enable_grad():
+        papers = seconds_of(bench, lambda: lrp_rows(model, dict(features), 0, gated=False))
+        papers_query = seconds_of(bench, lambda: lrp_rows(model, dict(asked.features), 0, gated=False))
     print(f"\n## Ten documents for a query of {len(half.tokens)} tokens\n")
     print("| path | seconds | against the query's own factors |\n|---|---|---|")
     for name, seconds in (
@@ -185,7 +186,7 @@ def thousand_documents(bench: Bench) -> None:
     )
     print(f"| share of the limit | | {limit / product:.0%} |")
     print(f"| the product, a matrix and a score per document | {matrices:.4f} | |")
-    print(f"| Explanation objects beside that | {objects:.4f} | {objects:.1e} ms each |".replace("e-0", "e-0"))
+    print(f"| Explanation objects beside that | {objects:.4f} | {objects * 1e3:.0f} us each |")
 
 
 def bytes_per_document(bench: Bench) -> None:
@@ -253,10 +254,9 @@ def cold_path(bench: Bench, half: Factors, documents: list[str]) -> None:
 
 
 def make_objects(bench: Bench, half: Factors, passages: tuple, documents: list) -> None:
-    from rag_explain.documents import Served
-
+    sides = (half.tokens, half.truncated, half.fingerprint)
     for passage, document in zip(passages, documents, strict=True):
-        bench.explainer._explanation(bench.queries[0], half, passage, Served(document, {"path": "memory"}))
+        bench.explainer._explanation(bench.queries[0], *sides, passage, document, {"path": "memory", "seconds": 0.0})
 
 
 def kept_factors(explainer: Explainer, documents: list[str]) -> list[Factors]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rag_explain.encoder import Batch, Encoder
+from rag_explain.errors import StoreError
 from rag_explain.methods import ColdDocument, Method
 from rag_explain.store import Entry, Found, Store, factors_key
 from rag_explain.store.policy import SkiRental
@@ -81,7 +82,12 @@ class Documents:
             batch = self._encoder.tokenize(list(missing.values()), "document")
             order = list(missing)
             for bucket in batch.buckets(BUCKET_TOKENS):
-                self._build(order, batch, [order[index] for index in bucket], owners)
+                wanted = [order[index] for index in bucket]
+                self._build(order, batch, wanted, owners)
+                if not self._store.has(wanted):
+                    raise StoreError(
+                        "nothing of what was just built is kept: the store is full or cannot be written to"
+                    )
                 count += len(bucket)
                 advance(len(bucket))
         return count

@@ -93,8 +93,9 @@ class Explainer:
         with _quiet_torch(self.encoder):
             half = self._query_factors(query)
             served = self._documents.explain(half, passages, ids)
+        sides = (half.tokens, half.truncated, half.fingerprint)
         return [
-            self._explanation(query, half.tokens, half.truncated, passage, item.document, item.provenance)
+            self._explanation(query, *sides, passage, item.document, item.provenance)
             for passage, item in zip(passages, served, strict=True)
         ]
 
@@ -148,6 +149,7 @@ class Explainer:
     def _explain_pairs(self, method: PairMethod, query: str, documents: Sequence[Embedded]) -> list[Explanation]:
         """Methods that need both texts at once: nothing is kept, every pair is computed here and now."""
         explanations: dict[int, Explanation] = {}
+        fingerprint = self.encoder.fingerprint
         with _quiet_torch(self.encoder):
             asked = self.encoder.tokenize([query], "query")
             batch = self.encoder.tokenize(documents, "document")
@@ -158,7 +160,7 @@ class Explainer:
                 provenance = {"path": "pair", "seconds": (time.perf_counter() - start) / len(part)}
                 for index, passage, document in zip(bucket, part.texts, found, strict=True):
                     explanations[index] = self._explanation(
-                        query, asked.tokens[0], asked.truncated[0], passage, document, provenance
+                        query, asked.tokens[0], asked.truncated[0], fingerprint, passage, document, provenance
                     )
         return [explanations[index] for index in range(len(documents))]
 
@@ -167,6 +169,7 @@ class Explainer:
         query: str,
         query_tokens: tuple[Token, ...],
         query_truncated: bool,
+        fingerprint: str,
         passage: Embedded,
         document: ColdDocument,
         provenance: dict[str, Any],
@@ -187,7 +190,7 @@ class Explainer:
             additive=self.method.additive,
             settings=self.method.settings,
             model=self.encoder.name,
-            fingerprint=self.encoder.fingerprint,
+            fingerprint=fingerprint,
             references=document.references,
             similarities=document.similarities,
             unit=document.unit,

@@ -11,7 +11,7 @@ import torch
 from models import CORPUS, tiny
 
 from rag_explain import Explainer
-from rag_explain.errors import InvalidInput
+from rag_explain.errors import InvalidInput, StoreError
 from rag_explain.store import Store
 from rag_explain.types import Embedded
 
@@ -126,6 +126,12 @@ def test_precompute_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: py
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
         assert explainer.precompute(texts, progress=False) == 20
         assert explainer.precompute(texts, progress=False) == 0
+
+
+def test_precompute_does_not_work_for_nothing(tmp_path: Path) -> None:
+    for store in (Store(memory=100), Store(tmp_path, max_bytes=100)):
+        with store, Explainer(tiny("bert"), store=store) as explainer, pytest.raises(StoreError, match="nothing"):
+            explainer.precompute(CORPUS, progress=False)
 
 
 def test_precompute_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

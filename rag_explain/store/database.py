@@ -31,19 +31,29 @@ DAMAGED = "factors.sqlite.damaged"
 _LOCK = "factors.lock"
 _PAGE = 16_384
 _POOL = 8
+_READ_PATIENCE = 2000  # milliseconds: whoever searches would rather compute than wait
 _SUFFIXES = ("", "-journal", "-wal", "-shm")
 _SCHEMA = {
     "rows": "CREATE TABLE rows (key BLOB PRIMARY KEY, data BLOB NOT NULL)",
     # Apart from the rows, because SQLite rewrites a whole row, with its data, to change one of its columns.
     "uses": "CREATE TABLE uses (key BLOB PRIMARY KEY, used INTEGER, size INTEGER) WITHOUT ROWID",
     "uses_by_age": "CREATE INDEX uses_by_age ON uses (used)",
-    "documents": "CREATE TABLE documents (id TEXT, key BLOB, PRIMARY KEY (id, key)) WITHOUT ROWID",
+    "documents": "CREATE TABLE documents (owner BLOB, key BLOB, PRIMARY KEY (owner, key)) WITHOUT ROWID",
     "documents_by_key": "CREATE INDEX documents_by_key ON documents (key)",
     "quarantine": "CREATE TABLE quarantine (key BLOB PRIMARY KEY, data BLOB, reason TEXT, found INTEGER)",
     "state": "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
 }
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "secure_delete=ON", "synchronous=FULL")
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_CIRCUMSTANCES = _BUSY | {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_READONLY,
+}
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "ceph", "afs", "gpfs", "beegfs", "glusterfs")
 _inherited: list[object] = []  # connections of a parent process: closing them here would drop its locks
@@ -82,8 +92,18 @@ class ForeignFile(sqlite3.DatabaseError):
     """The file is a healthy database, but not one that this library made."""
 
 
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another process held the file for too long."""
+    return error_code(error) in _BUSY
+
+
+def is_circumstance(error: sqlite3.Error) -> bool:
+    """Whether the machine or another process is to blame, rather than what the file holds."""
+    return error_code(error) in _CIRCUMSTANCES
+
+
 def at_fault(error: sqlite3.Error) -> bool:
-    """Whether the file is to blame, rather than what the machine or another process does to it."""
+    """Whether the file as a whole is to blame, and should be set aside."""
     return isinstance(error, ForeignFile) or error_code(error) in _DAMAGE
 
 
@@ -95,7 +115,7 @@ class Database:
         journal: SQLite's journal mode; None chooses by version and filesystem.
     """
 
-    def __init__(self, folder: str | Path, *, timeout: float = 30.0, journal: str | None = None) -> None:
+    def __init__(self, folder: str | Path, *, timeout: float = 10.0, journal: str | None = None) -> None:
         self.folder = Path(folder).absolute()
         self.path = self.folder / FILE
         self._timeout = timeout
@@ -124,6 +144,7 @@ class Database:
             yield None
             return
         with self._connection() as connection:
+            connection.execute(f"PRAGMA busy_timeout={_READ_PATIENCE}")
             yield connection
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -133,16 +154,17 @@ class Database:
         """
         if self.readonly:
             raise StoreError(f"the store {self.folder} cannot be written to")
+        file = _identity(self.path)
         try:
             try:
                 return self._transaction(work)
             except sqlite3.Error as error:
                 if not at_fault(error):
                     raise
-                self._prepare(bad=self._file)
+                self._prepare(bad=file)
                 return self._transaction(work)
         except sqlite3.Error as error:
-            if error_code(error) in _BUSY:
+            if is_busy(error):
                 reason = f"stayed locked by another process for {self._timeout:g} s"
             else:
                 reason = f"failed: {error}"
@@ -150,6 +172,7 @@ class Database:
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._connection() as connection:
+            connection.execute(f"PRAGMA busy_timeout={int(self._timeout * 1000)}")
             connection.execute("BEGIN IMMEDIATE")
             try:
                 result = work(connection)
@@ -232,10 +255,8 @@ class Database:
         else:
             try:
                 connection = _open(self.path, "mode=ro", self._timeout)
-                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             except sqlite3.OperationalError:
-                # WAL wants to write beside the file even to read it; in a read-only folder nobody else can
-                # write either.
+                # WAL wants to write beside the file even to read it; here nobody else can write either.
                 connection = _open(self.path, "immutable=1", self._timeout)
         try:
             _check(connection)
@@ -321,6 +342,7 @@ def _open(path: Path, options: str, timeout: float, *first: str) -> sqlite3.Conn
     try:
         for pragma in (*first, *_PRAGMAS):
             connection.execute(f"PRAGMA {pragma}").fetchall()
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # now, not later, it has to be readable
     except BaseException:
         connection.close()
         raise

@@ -78,8 +78,8 @@ class Memory:
         self._lock = threading.Lock()
         self._shelves: dict[str, OrderedDict[bytes, Resident]] = {}
         self._bytes: dict[str, int] = {}
-        self._keys: dict[str, set[bytes]] = {}  # document id -> its keys
-        self._ids: dict[bytes, set[str]] = {}  # key -> the ids of its documents
+        self._keys: dict[bytes, set[bytes]] = {}  # owner -> its keys
+        self._owners: dict[bytes, set[bytes]] = {}  # key -> its owners
 
     def get(self, keys: Iterable[bytes], device: str = "cpu") -> dict[bytes, Resident]:
         """Those of the keys that are here, on `device` or, where that had no room, on the CPU."""
@@ -99,7 +99,7 @@ class Memory:
         with self._lock:
             return {key for key in keys if any(key in shelf for shelf in self._shelves.values())}
 
-    def put(self, key: bytes, factors: Factors, *, device: str = "cpu", ids: Sequence[str] = ()) -> Resident:
+    def put(self, key: bytes, factors: Factors, *, device: str = "cpu", owners: Sequence[bytes] = ()) -> Resident:
         """Keep these factors on `device`, and hand them back as they will be multiplied."""
         resident, device = self._reside(factors, device)
         with self._lock:
@@ -112,24 +112,24 @@ class Memory:
                 self._shelves.setdefault(device, OrderedDict())[key] = resident
                 self._bytes[device] = self._bytes.get(device, 0) + resident.nbytes
                 self._evict(device, budget)
-                self._link(key, ids)
+                self._link(key, owners)
         return resident
 
-    def link(self, key: bytes, ids: Sequence[str]) -> None:
-        """Let the documents `ids` own what is kept under `key`, if anything is."""
+    def link(self, key: bytes, owners: Sequence[bytes]) -> None:
+        """Give what is kept under `key`, if anything is, more owners."""
         with self._lock:
             if any(key in shelf for shelf in self._shelves.values()):
-                self._link(key, ids)
+                self._link(key, owners)
 
-    def owned(self, key: bytes, ids: Iterable[str]) -> bool:
+    def owned(self, key: bytes, owners: Iterable[bytes]) -> bool:
         """Whether all of these documents are known to own what is kept under `key`."""
         with self._lock:
-            return self._ids.get(key, set()).issuperset(ids)
+            return self._owners.get(key, set()).issuperset(owners)
 
-    def forget(self, ids: Iterable[str] = (), keys: Iterable[bytes] = ()) -> set[bytes]:
+    def forget(self, owners: Iterable[bytes] = (), keys: Iterable[bytes] = ()) -> set[bytes]:
         """Let go of what these documents own, and of these keys; the keys that were here."""
         with self._lock:
-            gone = {key for name in ids for key in self._keys.get(name, ())}
+            gone = {key for owner in owners for key in self._keys.get(owner, ())}
             gone |= {key for key in keys if any(key in shelf for shelf in self._shelves.values())}
             for key in gone:
                 self._drop(key)
@@ -138,7 +138,7 @@ class Memory:
     def clear(self) -> None:
         """Let go of everything."""
         with self._lock:
-            for state in (self._shelves, self._bytes, self._keys, self._ids):
+            for state in (self._shelves, self._bytes, self._keys, self._owners):
                 state.clear()
 
     def budget(self, device: str) -> int:
@@ -199,15 +199,15 @@ class Memory:
             resident = shelf.pop(key, None)
             if resident is not None:
                 self._bytes[device] -= resident.nbytes
-        for name in self._ids.pop(key, ()):
-            self._keys[name].discard(key)
-            if not self._keys[name]:
-                del self._keys[name]
+        for owner in self._owners.pop(key, ()):
+            self._keys[owner].discard(key)
+            if not self._keys[owner]:
+                del self._keys[owner]
 
-    def _link(self, key: bytes, ids: Sequence[str]) -> None:
-        for name in ids:
-            self._keys.setdefault(name, set()).add(key)
-            self._ids.setdefault(key, set()).add(name)
+    def _link(self, key: bytes, owners: Sequence[bytes]) -> None:
+        for owner in owners:
+            self._keys.setdefault(owner, set()).add(key)
+            self._owners.setdefault(key, set()).add(owner)
 
 
 class SingleFlight:

@@ -4,8 +4,8 @@
 through obstore. A place that is down or slow costs one timeout, then it is left alone for a while: the caller
 computes.
 
-    factors/<key>               the row
-    documents/<id hash>/<key>   an empty mark: this document owns that row
+    factors/<key>              "RXO1", how many owners, the owners, the row
+    documents/<owner>/<key>    an empty mark: this document owns that row
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Protocol, TypeVar
 
 from rag_explain.errors import MissingExtra, StoreError
 from rag_explain.store.codec import MAX_BYTES
-from rag_explain.store.tier import Row
+from rag_explain.store.tier import OWNER_BYTES, Row
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _ROWS = "factors/"
 _MARKS = "documents/"
+_MAGIC = b"RXO1"
 
 
 class Objects(Protocol):
@@ -131,16 +132,16 @@ class Remote:
         """Those of the keys that are kept. They are fetched: a bucket answers that as fast as a question."""
         return set(self.get(keys))
 
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The rows that are kept under these keys."""
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
+        """The rows that are kept under these keys, with their owners."""
         names = {_ROWS + key.hex(): key for key in keys}
         found = self._optional(lambda: dict(self._objects.get(list(names))), self._timeout)
-        return {names[name]: data for name, data in found.items()}
+        return {names[name]: _unwrap(names[name], data) for name, data in found.items()}
 
     def put(self, rows: Sequence[Row]) -> None:
         """Write the rows; first the marks, so that no row is ever there that cannot be forgotten."""
-        marks = {_mark(name, row.key): b"" for row in rows for name in row.ids}
-        data = {_ROWS + row.key.hex(): row.data for row in rows}
+        marks = {_mark(owner, row.key): b"" for row in rows for owner in row.owners}
+        data = {_ROWS + row.key.hex(): _wrap(row) for row in rows}
 
         def write() -> None:
             if marks:
@@ -149,46 +150,52 @@ class Remote:
 
         self._optional(write, self._patience)
 
-    def link(self, owners: Sequence[tuple[bytes, Sequence[str]]]) -> None:
-        """Let documents own rows."""
-        marks = {_mark(name, key) for key, names in owners for name in names}
-
-        def write() -> None:
-            known = self._objects.get(list(marks))
-            self._objects.put({mark: b"" for mark in marks if mark not in known})
-
-        if marks:
-            self._optional(write, self._patience)
+    def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
+        """Give rows that are kept already more owners: new marks, and the rows written again with all of theirs."""
+        rows = self.get([key for key, _ in links])
+        changed = [
+            replace(rows[key], owners=tuple(dict.fromkeys((*rows[key].owners, *owners))))
+            for key, owners in links
+            if key in rows and not set(owners).issubset(rows[key].owners)
+        ]
+        if changed:
+            self.put(changed)
 
     def quarantine(self, key: bytes, reason: str) -> None:
         """Delete a damaged object: the next build writes it again."""
         self._optional(lambda: self._objects.delete([_ROWS + key.hex()]), self._patience)
 
-    def forget(self, ids: Sequence[str]) -> set[bytes]:
-        """Erase the rows of these documents and look that they are gone."""
+    def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
+        """The keys of the rows that one of these documents owns."""
+        marks = self._within(lambda: self._marks(owners), self._patience)
+        return {bytes.fromhex(name.rpartition("/")[2]) for name in marks}
 
-        def erase() -> set[bytes]:
-            marks = [name for document in ids for name in self._objects.names(_owner(document))]
-            gone = {bytes.fromhex(name.rpartition("/")[2]) for name in marks}
-            rows = [_ROWS + key.hex() for key in gone]
+    def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
+        """Erase these rows and look that they are gone."""
+        rows = [_ROWS + key.hex() for key in keys]
+
+        def erase() -> None:
             self._objects.delete(rows)
             if self._objects.get(rows):
                 raise StoreError("objects were still there after they were deleted")
-            self._objects.delete(marks)  # last: as long as a mark is there, forgetting can be tried again
-            return gone
+            self._objects.delete(self._marks(owners))  # last: with its marks, a row that is left can be found again
 
         self._forgets += 1
-        return self._within(erase, self._patience)
+        self._within(erase, self._patience)
+
+    def _marks(self, owners: Sequence[bytes]) -> list[str]:
+        return [name for owner in owners for name in self._objects.names(f"{_MARKS}{owner.hex()}/")]
 
     def forgets(self) -> int:
         """How often this process has forgotten anything: a bucket does not tell of others."""
         return self._forgets
 
     def scan(self) -> Iterator[Row]:
-        """Every row, one by one, without its documents: the marks cannot be read backwards."""
+        """Every row with its owners, one by one."""
         for name in self._within(lambda: list(self._objects.names(_ROWS)), self._patience):
+            key = bytes.fromhex(name.removeprefix(_ROWS))
             found = self._within(partial(self._objects.get, [name]), self._patience)
-            yield Row(bytes.fromhex(name.removeprefix(_ROWS)), found.get(name, b""))
+            yield _unwrap(key, found.get(name, b""))
 
     def prune(self, max_bytes: int) -> int:
         """Nothing: a bucket's own lifecycle rules decide what goes."""
@@ -234,11 +241,19 @@ class Remote:
         return result
 
 
-def _owner(document: str) -> str:
-    """Where a document's marks are. Hashed: ids may hold anything, and object names are no secret."""
-    digest = blake2b(document.encode("utf-8", "surrogatepass"), digest_size=20, person=b"rag_explain.doc")
-    return f"{_MARKS}{digest.hexdigest()}/"
+def _wrap(row: Row) -> bytes:
+    return b"".join((_MAGIC, len(row.owners).to_bytes(4, "little"), *row.owners, row.data))
 
 
-def _mark(document: str, key: bytes) -> str:
-    return _owner(document) + key.hex()
+def _unwrap(key: bytes, data: bytes) -> Row:
+    """The row and its owners; data that does not look like that is handed on, to be found damaged."""
+    start = len(_MAGIC) + 4
+    count = int.from_bytes(data[len(_MAGIC) : start], "little")
+    end = start + count * OWNER_BYTES
+    if data[: len(_MAGIC)] != _MAGIC or end > len(data):
+        return Row(key, b"")
+    return Row(key, data[end:], tuple(data[at : at + OWNER_BYTES] for at in range(start, end, OWNER_BYTES)))
+
+
+def _mark(owner: bytes, key: bytes) -> str:
+    return f"{_MARKS}{owner.hex()}/{key.hex()}"

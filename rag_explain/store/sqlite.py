@@ -10,14 +10,14 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rag_explain.errors import StoreError
-from rag_explain.store.database import Database, ForeignFile, damaged_files, open_damaged
+from rag_explain.store.database import Database, ForeignFile, damaged_files, is_busy, is_circumstance, open_damaged
 from rag_explain.store.tier import Row, chunks
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,12 @@ DEFAULT_LIMIT = 10 * 2**30
 _CHUNK = 200  # keys in one statement, rows in one transaction
 _QUARANTINED = 16  # damaged rows that are kept to be looked at
 _HOPELESS = 1000  # unreadable rows in a row, after which a damaged file is given up
+_PAUSE = 10.0  # seconds for which a file that stayed locked is not asked again
 _TOUCHES = 10_000  # uses remembered between two writes
+
+
+class _Unreadable(StoreError):
+    """What the file holds cannot be read; other rows of it may be."""
 
 
 class Disk:
@@ -45,13 +50,14 @@ class Disk:
         folder: str | Path,
         *,
         max_bytes: int = DEFAULT_LIMIT,
-        timeout: float = 30.0,
+        timeout: float = 10.0,
         journal: str | None = None,
     ) -> None:
         self._database = Database(folder, timeout=timeout, journal=journal)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._touched: dict[bytes, int] = {}
+        self._resume = 0.0
 
     @property
     def folder(self) -> Path:
@@ -72,19 +78,19 @@ class Disk:
             found.update(row[0] for row in self._read(f"SELECT key FROM uses WHERE key IN {_marks(chunk)}", chunk))
         return found
 
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
         """The rows that can be read; a row that SQLite cannot read is a miss."""
-        found: dict[bytes, bytes] = {}
+        found: dict[bytes, Row] = {}
         for chunk in chunks(keys, _CHUNK):
             try:
-                found.update(self._read(f"SELECT key, data FROM rows WHERE key IN {_marks(chunk)}", chunk))
-            except StoreError:
+                found |= self._get(chunk)
+            except _Unreadable:
                 if len(keys) == 1:
                     raise
                 for key in chunk:
-                    with suppress(StoreError):
-                        found.update(self._read("SELECT key, data FROM rows WHERE key = ?", [key]))
-        now = int(time.time())
+                    with suppress(_Unreadable):
+                        found |= self._get([key])
+        now = int(time.time() * 1000)
         with self._lock:
             if len(self._touched) < _TOUCHES:
                 self._touched.update(dict.fromkeys(found, now))
@@ -95,10 +101,10 @@ class Disk:
         for chunk in chunks(rows, _CHUNK):
             self._database.write(partial(self._put, rows=chunk))
 
-    def link(self, owners: Sequence[tuple[bytes, Sequence[str]]]) -> None:
-        """Let documents own rows that are kept already."""
-        known = "SELECT 1 FROM documents WHERE id = ? AND key = ?"
-        pairs = [(name, key) for key, names in owners for name in names if not self._read(known, [name, key])]
+    def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
+        """Give rows that are kept already more owners."""
+        known = "SELECT 1 FROM documents WHERE owner = ? AND key = ?"
+        pairs = [(owner, key) for key, owners in links for owner in owners if not self._read(known, [owner, key])]
         if not pairs:
             return  # a look is much cheaper than a write that changes nothing
 
@@ -129,32 +135,38 @@ class Disk:
 
     # ------------------------------------------------------------------ erasing
 
-    def forget(self, ids: Sequence[str]) -> set[bytes]:
-        """Erase the rows of these documents, and any file that was set aside: it might hold them too."""
-        gone: set[bytes] = set()
+    def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
+        """The keys of the rows that one of these documents owns."""
+        found: set[bytes] = set()
+        for chunk in chunks(owners, _CHUNK):
+            found.update(
+                row[0] for row in self._read(f"SELECT key FROM documents WHERE owner IN {_marks(chunk)}", chunk)
+            )
+        return found
+
+    def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
+        """Erase these rows, and any file that was set aside: it might hold them too."""
 
         def erase(connection: sqlite3.Connection) -> None:
-            for chunk in chunks(ids, _CHUNK):
-                found = connection.execute(f"SELECT key FROM documents WHERE id IN {_marks(chunk)}", chunk)
-                gone.update(row[0] for row in found)
-            for chunk in chunks(gone, _CHUNK):
+            for chunk in chunks(keys, _CHUNK):
                 for table in ("rows", "uses", "quarantine", "documents"):
                     connection.execute(f"DELETE FROM {table} WHERE key IN {_marks(chunk)}", chunk)
+            for chunk in chunks(owners, _CHUNK):
+                connection.execute(f"DELETE FROM documents WHERE owner IN {_marks(chunk)}", chunk)
             connection.execute(
                 "INSERT INTO state VALUES ('forgets', 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"
             )
 
         self._database.write(erase)
         with self._lock:
-            for key in gone:
+            for key in keys:
                 self._touched.pop(key, None)
         self._database.empty_log()
         for path in damaged_files(self.folder):
             path.unlink(missing_ok=True)
-        left = self.has(list(gone))
+        left = self.has(list(keys)) | self.owned_by(owners)
         if left:
             raise StoreError(f"{len(left)} rows came back while they were being erased: forget them again")
-        return gone
 
     def forgets(self) -> int:
         """How often anybody has forgotten anything here."""
@@ -175,11 +187,10 @@ class Disk:
         while found := self._read("SELECT key FROM uses WHERE key > ? ORDER BY key LIMIT 100", [last]):
             for (key,) in found:
                 last = key
-                data, owners = b"", []
-                with suppress(StoreError):
-                    owners = self._read("SELECT id FROM documents WHERE key = ?", [key])
-                    data = self.get([key]).get(key, b"")
-                yield Row(key, data, tuple(row[0] for row in owners))
+                row = Row(key, b"")
+                with suppress(_Unreadable):
+                    row = self._get([key]).get(key, row)
+                yield row
 
     def take_over(self) -> int:
         """Copy what can be read of a file that was set aside, and remove it; how many rows came over."""
@@ -206,7 +217,7 @@ class Disk:
     def info(self) -> dict[str, Any]:
         """What there is, as plain data."""
         totals = self._read("SELECT count(*), coalesce(sum(size), 0) FROM uses", [])
-        documents = self._read("SELECT count(DISTINCT id) FROM documents", [])
+        documents = self._read("SELECT count(DISTINCT owner) FROM documents", [])
         quarantined = self._read("SELECT count(*) FROM quarantine", [])
         path = self._database.path
         return {
@@ -233,14 +244,14 @@ class Disk:
     # ------------------------------------------------------------------ inside a transaction
 
     def _put(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        now = int(time.time())
+        now = int(time.time() * 1000)
         connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", [(row.key, row.data) for row in rows])
         connection.executemany(
             "INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", [(row.key, now, len(row.data)) for row in rows]
         )
         connection.executemany(
             "INSERT OR IGNORE INTO documents VALUES (?, ?)",
-            [(name, row.key) for row in rows for name in row.ids],
+            [(owner, row.key) for row in rows for owner in row.owners],
         )
         self._touch(connection)
         self._evict(connection, self._max_bytes)
@@ -267,12 +278,24 @@ class Disk:
             gone += len(oldest)
         return gone
 
+    def _get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
+        owners: dict[bytes, list[bytes]] = {}
+        for key, owner in self._read(f"SELECT key, owner FROM documents WHERE key IN {_marks(keys)}", keys):
+            owners.setdefault(key, []).append(owner)
+        rows = self._read(f"SELECT key, data FROM rows WHERE key IN {_marks(keys)}", keys)
+        return {key: Row(key, data, tuple(owners.get(key, ()))) for key, data in rows}
+
     def _read(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        if time.monotonic() < self._resume:
+            raise StoreError(f"the store {self.folder} was locked a moment ago and is left alone for now")
         try:
             with self._database.reading() as connection:
                 return [] if connection is None else connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            raise StoreError(f"the store {self.folder} cannot be read: {error}") from error
+            kind = StoreError if is_circumstance(error) else _Unreadable
+            if is_busy(error):
+                self._resume = time.monotonic() + _PAUSE
+            raise kind(f"the store {self.folder} cannot be read: {error}") from error
 
 
 def _bytes_in_use(connection: sqlite3.Connection) -> int:
@@ -297,7 +320,7 @@ def _salvage(connection: sqlite3.Connection) -> Iterator[Row]:
             return
         (at, key, data), failures = found, 0
         with suppress(sqlite3.Error):  # a row whose owners are lost could never be forgotten: it stays behind
-            owners = connection.execute("SELECT id FROM documents WHERE key = ?", [key]).fetchall()
+            owners = connection.execute("SELECT owner FROM documents WHERE key = ?", [key]).fetchall()
             yield Row(key, data, tuple(row[0] for row in owners))
 
 

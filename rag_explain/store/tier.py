@@ -1,4 +1,4 @@
-"""What every tier below memory offers: rows of bytes under 32-byte keys, owned by documents.
+"""What every tier below memory offers: rows of bytes under 32-byte keys, owned by the caller's documents.
 
 Tiers know nothing of factors. What they hand out may be damaged; `Store` decodes it, and a row that does not
 decode is reported back with `quarantine` and counts as a miss.
@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
+OWNER_BYTES = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One document's factors as bytes, and the ids of the caller's documents that it belongs to."""
+    """One text's factors as bytes, and the documents that own them, as `owner` names them."""
 
     key: bytes
     data: bytes
-    ids: tuple[str, ...] = ()
+    owners: tuple[bytes, ...] = ()
+
+
+def owner(document: str) -> bytes:
+    """The 20 bytes that stand for a document's id in every tier: ids may be long, and may be personal data."""
+    return blake2b(
+        document.encode("utf-8", "surrogatepass"), digest_size=OWNER_BYTES, person=b"rag_explain.doc"
+    ).digest()
 
 
 class Tier(Protocol):
@@ -36,20 +46,23 @@ class Tier(Protocol):
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that are kept, without reading their data."""
 
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The rows that are kept under these keys."""
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
+        """The rows that are kept under these keys, with their owners."""
 
     def put(self, rows: Sequence[Row]) -> None:
         """Keep these rows: when this returns, they are safe."""
 
-    def link(self, owners: Sequence[tuple[bytes, Sequence[str]]]) -> None:
-        """Let documents own rows that are kept already."""
+    def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
+        """Give rows that are kept already more owners."""
 
     def quarantine(self, key: bytes, reason: str) -> None:
         """Stop handing out a row that turned out to be damaged."""
 
-    def forget(self, ids: Sequence[str]) -> set[bytes]:
-        """Erase every row that one of these documents owns; the erased keys. Raises unless all are gone."""
+    def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
+        """The keys of the rows that one of these documents owns."""
+
+    def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
+        """Erase these rows, and these documents' ownership of anything. Returns only when all are seen to be gone."""
 
     def forgets(self) -> int:
         """A number that changes whenever anybody forgets anything."""

@@ -19,7 +19,7 @@ from rag_explain.store.codec import Precision, decode, encode
 from rag_explain.store.memory import DEFAULT_BUDGET, Memory, Resident, SingleFlight
 from rag_explain.store.remote import Bucket, Objects, Remote
 from rag_explain.store.sqlite import DEFAULT_LIMIT, Disk
-from rag_explain.store.tier import Once, Row, Tier, chunks
+from rag_explain.store.tier import Once, Row, Tier, chunks, owner
 from rag_explain.types import Factors
 
 T = TypeVar("T")
@@ -95,12 +95,13 @@ class Store:
             if not missing:
                 break
             healthy = []
-            nothing: dict[bytes, bytes] = {}
-            for key, data in self._try(tier, "get", partial(tier.get, missing), nothing).items():
-                factors = self._decode(tier, key, data)
+            nothing: dict[bytes, Row] = {}
+            for key, row in self._try(tier, "get", partial(tier.get, missing), nothing).items():
+                factors = self._decode(tier, row)
                 if factors is not None:
-                    found[key] = Found(self._memory.put(key, factors, device=device), tier.name)
-                    healthy.append(Row(key, data))
+                    resident = self._memory.put(key, factors, device=device, owners=row.owners)
+                    found[key] = Found(resident, tier.name)
+                    healthy.append(row)
             if healthy and self._forgets() != epoch:
                 self._memory.forget(keys=[row.key for row in healthy])
             elif healthy and tier is self._remote and self._disk is not None:
@@ -126,14 +127,15 @@ class Store:
             rows = []
             for entry in batch:
                 factors = entry.factors
+                owners = tuple(map(owner, entry.ids))
                 if self._tiers():
                     try:
-                        row = Row(entry.key, encode(entry.key, factors, self._asked), entry.ids)
+                        row = Row(entry.key, encode(entry.key, factors, self._asked), owners)
                         factors = decode(row.key, row.data)
                         rows.append(row)
                     except StoreError as error:
                         self._once.warn("encode", str(error))
-                residents[entry.key] = self._memory.put(entry.key, factors, device=device, ids=entry.ids)
+                residents[entry.key] = self._memory.put(entry.key, factors, device=device, owners=owners)
             for tier in self._tiers():
                 if rows:
                     self._keep(tier, rows)
@@ -155,8 +157,7 @@ class Store:
                 if self._forgets() == before:
                     kept = self.put(entries, device)
                 else:
-                    # A document was forgotten while we computed: it may be this one. Serve it, do not keep
-                    # it.
+                    # A document was forgotten while we computed: it may be this one. Serve it, do not keep it.
                     kept = self.put([entry for entry in entries if not entry.ids], device)
                     aside = Memory(0)
                     kept |= {e.key: aside.put(e.key, e.factors, device=device) for e in entries if e.ids}
@@ -164,14 +165,15 @@ class Store:
 
         return self._flights.run(keys, fly)
 
-    def link(self, owners: Sequence[tuple[bytes, Sequence[str]]]) -> None:
+    def link(self, documents: Sequence[tuple[bytes, Sequence[str]]]) -> None:
         """Let documents own factors that are kept already, so that forgetting the document erases them."""
-        owners = [(key, ids) for key, ids in owners if not self._memory.owned(key, ids)]
-        for key, ids in owners:
-            self._memory.link(key, ids)
+        links = [(key, [owner(name) for name in ids]) for key, ids in documents]
+        links = [(key, owners) for key, owners in links if not self._memory.owned(key, owners)]
+        for key, owners in links:
+            self._memory.link(key, owners)
         for tier in self._tiers():
-            if owners and not tier.readonly:
-                self._try(tier, "put", partial(tier.link, owners), None)
+            if links and not tier.readonly:
+                self._try(tier, "put", partial(tier.link, links), None)
 
     # ------------------------------------------------------------------ looking after it
 
@@ -183,21 +185,26 @@ class Store:
         """
         if isinstance(ids, str):
             raise InvalidInput("give a list of document ids, not one string")
-        ids = list(ids)
-        failed = []
+        owners = list(map(owner, ids))
+        failed: dict[str, StoreError] = {}
         with self._gate:
             self._forgotten += 1
-            gone = self._memory.forget(ids)
+            gone = self._memory.forget(owners)
             for tier in self._tiers():
                 try:
-                    gone |= tier.forget(ids)
+                    gone |= tier.owned_by(owners)
                 except StoreError as error:
-                    failed.append(f"{tier.name}: {error}")
-            self._memory.forget(keys=gone)
-            if self._read_disk_forgets() == self._followed + 1:
-                self._followed += 1  # that was us: nothing else has to leave memory
+                    failed[tier.name] = error
+            for tier in self._tiers():
+                try:
+                    tier.forget(owners, gone)
+                except StoreError as error:
+                    failed[tier.name] = error
+            if self._tiers():
+                self._memory.clear()  # it may hold rows whose owners only another process knew
         if failed:
-            raise StoreError(f"the documents are not erased everywhere ({'; '.join(failed)}): forget them again")
+            reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+            raise StoreError(f"the documents are not erased everywhere ({reasons}): forget them again")
         return len(gone)
 
     def verify(self) -> dict[str, dict[str, int]]:
@@ -209,7 +216,7 @@ class Store:
                 counts["taken_over"] = tier.take_over()
             for row in tier.scan():
                 counts["rows"] += 1
-                counts["damaged"] += self._decode(tier, row.key, row.data) is None
+                counts["damaged"] += self._decode(tier, row) is None
             report[tier.name] = counts
         return report
 
@@ -222,7 +229,7 @@ class Store:
         if not self._tiers() or not target._tiers():
             raise StoreError("only a store on disk or a remote one can be exported, and only to such a one")
         source = self._tiers()[0]
-        healthy = (row for row in source.scan() if self._decode(source, row.key, row.data) is not None)
+        healthy = (row for row in source.scan() if self._decode(source, row) is not None)
         count = 0
         for batch in chunks(healthy, _BATCH):
             for tier in target._tiers():
@@ -282,13 +289,13 @@ class Store:
         if not tier.readonly:
             self._try(tier, "put", partial(tier.put, rows), None)
 
-    def _decode(self, tier: Tier, key: bytes, data: bytes) -> Factors | None:
+    def _decode(self, tier: Tier, row: Row) -> Factors | None:
         try:
-            return decode(key, data)
+            return decode(row.key, row.data)
         except FormatError as error:
             self._once.warn(
                 f"{tier.name} damaged", f"a row on {tier.name} is damaged and will be computed again: {error}"
             )
             if not tier.readonly:
-                self._try(tier, "put", partial(tier.quarantine, key, str(error)), None)
+                self._try(tier, "put", partial(tier.quarantine, row.key, str(error)), None)
             return None

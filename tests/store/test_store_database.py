@@ -23,13 +23,13 @@ from rag_explain.store import Store
 from rag_explain.store.codec import decode, encode
 from rag_explain.store.database import journal_mode, on_network
 from rag_explain.store.sqlite import Disk
-from rag_explain.store.tier import Row
+from rag_explain.store.tier import Row, owner
 
 WRITER = Path(__file__).with_name("writer.py")
 
 
 def make_row(seed: int = 0, n: int = 7) -> Row:
-    return Row(make_key(seed), encode(make_key(seed), make_factors(seed, n=n)), (f"doc {seed}",))
+    return Row(make_key(seed), encode(make_key(seed), make_factors(seed, n=n)), (owner(f"doc {seed}"),))
 
 
 @pytest.mark.parametrize(
@@ -308,29 +308,43 @@ def readable(disk: Disk, seeds: set[int]) -> None:
     """Every one of these rows is there, and is the right one."""
     found = disk.get([make_key(seed) for seed in seeds])
     for seed in seeds:
-        factors = decode(make_key(seed), found[make_key(seed)])
+        factors = decode(make_key(seed), found[make_key(seed)].data)
         assert factors.tokens == make_factors(seed, n=20, h=64).tokens
 
 
+@pytest.fixture
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    """A process that forks a writer whenever it is told to."""
+    with subprocess.Popen(
+        [sys.executable, str(WRITER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as it:
+        yield it
+
+
 @pytest.mark.parametrize("journal", ["DELETE", "WAL"])
-def test_a_process_killed_while_it_writes_loses_nothing_that_was_acknowledged(tmp_path: Path, journal: str) -> None:
-    """25 kills in each journal mode. A fork server would hide nothing here: each writer is a process of its own."""
+def test_a_process_killed_while_it_writes_loses_nothing_that_was_acknowledged(
+    tmp_path: Path, journal: str, nursery: subprocess.Popen[str]
+) -> None:
+    """50 kills in each journal mode, at any point of a transaction."""
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
     draw = random.Random(7)
     acknowledged: set[int] = set()
-    for trial in range(25):
-        writer = start_writer(tmp_path, trial * 10_000, 10_000, 5, journal)
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        time.sleep(draw.uniform(0.0, 0.12))
-        writer.send_signal(signal.SIGKILL)
-        lines = writer.stdout.read().splitlines(keepends=True)
-        writer.wait()
-        writer.stdout.close()
-        acknowledged |= {int(line) for line in lines if line.endswith("\n")}
+    for trial in range(50):
+        nursery.stdin.write("\t".join((str(tmp_path), str(trial * 10_000), "10000", "5", journal)) + "\n")
+        nursery.stdin.flush()
+        pid = int(nursery.stdout.readline())
+        assert nursery.stdout.readline() == "ready\n"
+        lines = [nursery.stdout.readline() for _ in range(draw.randrange(20))]
+        time.sleep(draw.uniform(0.0, 0.02))
+        os.kill(pid, signal.SIGKILL)
+        while (line := nursery.stdout.readline()) != "ended\n":
+            lines.append(line)
+        acknowledged |= set(map(int, lines))
     with closing(Disk(tmp_path, journal=journal)) as disk:
         readable(disk, acknowledged)
         assert disk.info()["set_aside"] == []
-    assert len(acknowledged) > 100
+    assert len(acknowledged) > 250
 
 
 @pytest.mark.parametrize("journal", ["DELETE", "WAL"])
@@ -340,8 +354,8 @@ def test_four_writing_processes_and_readers_lose_nothing(tmp_path: Path, journal
     wanted = {make_key(first + step) for first in range(0, 4000, 1000) for step in range(120)}
     with closing(Disk(tmp_path, journal=journal)) as disk:
         while any(writer.poll() is None for writer in writers):
-            for key, data in disk.get(sorted(wanted)).items():
-                decode(key, data)
+            for key, row in disk.get(sorted(wanted)).items():
+                decode(key, row.data)
                 seen.add(key)
             time.sleep(0.01)
         for writer in writers:

@@ -94,22 +94,22 @@ def test_a_device_that_stays_without_memory_leaves_it_to_the_cpu() -> None:
 
 def test_forgetting_a_document_drops_all_it_owns() -> None:
     memory = Memory()
-    memory.put(b"1", make_factors(1), ids=["a"])
-    memory.put(b"2", make_factors(2), ids=["a", "b"])
+    memory.put(b"1", make_factors(1), owners=[b"a"])
+    memory.put(b"2", make_factors(2), owners=[b"a", b"b"])
     memory.put(b"3", make_factors(3))
-    memory.link(b"3", ["c"])
-    memory.link(b"absent", ["c"])
-    assert memory.forget(["b"]) == {b"2"}
-    assert memory.forget(["a", "c", "unknown"]) == {b"1", b"3"}
+    memory.link(b"3", [b"c"])
+    memory.link(b"absent", [b"c"])
+    assert memory.forget([b"b"]) == {b"2"}
+    assert memory.forget([b"a", b"c", b"unknown"]) == {b"1", b"3"}
     assert memory.info()["cpu"] == {"documents": 0, "bytes": 0, "budget": 2**29}
 
 
 def test_what_was_evicted_leaves_no_owner_behind() -> None:
     memory = Memory(SIZE)
     for seed in range(4):
-        memory.put(make_key(seed), make_factors(seed), ids=[str(seed)])
-    assert memory.forget(map(str, range(3))) == set()
-    assert len(memory._ids) == len(memory._keys) == 1
+        memory.put(make_key(seed), make_factors(seed), owners=[bytes([seed])])
+    assert memory.forget([b"\0", b"\1", b"\2"]) == set()
+    assert len(memory._owners) == len(memory._keys) == 1
 
 
 def test_many_threads_keep_the_books() -> None:
@@ -118,9 +118,9 @@ def test_many_threads_keep_the_books() -> None:
     def work(base: int) -> None:
         for step in range(200):
             seed = (base + step) % 17
-            memory.put(make_key(seed), make_factors(seed), ids=[str(seed)])
+            memory.put(make_key(seed), make_factors(seed), owners=[bytes([seed])])
             memory.get([make_key(seed)])
-            memory.forget([str((seed + 3) % 17)])
+            memory.forget([bytes([(seed + 3) % 17])])
 
     threads = [threading.Thread(target=work, args=(base,)) for base in range(8)]
     for thread in threads:

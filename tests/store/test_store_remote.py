@@ -16,11 +16,18 @@ from rag_explain.errors import MissingExtra, StoreError
 from rag_explain.store import Store
 from rag_explain.store.codec import MAX_BYTES, encode
 from rag_explain.store.remote import Bucket, Remote
-from rag_explain.store.tier import Row
+from rag_explain.store.tier import Row, owner
 
 
 def make_row(seed: int = 0, ids: tuple[str, ...] = ()) -> Row:
-    return Row(make_key(seed), encode(make_key(seed), make_factors(seed)), ids)
+    return Row(make_key(seed), encode(make_key(seed), make_factors(seed)), tuple(map(owner, ids)))
+
+
+def forget(remote: Remote, *ids: str) -> set[bytes]:
+    owners = list(map(owner, ids))
+    gone = remote.owned_by(owners)
+    remote.forget(owners, gone)
+    return gone
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -66,12 +73,12 @@ class Trouble:
 
 def test_rows_come_back(bucket: Bucket) -> None:
     remote = Remote(bucket)
-    rows = [make_row(seed) for seed in range(30)]
+    rows = [make_row(seed, ("a", f"doc {seed}")[: seed % 3]) for seed in range(30)]
     remote.put(rows)
-    assert remote.get([row.key for row in rows] + [make_key(99)]) == {row.key: row.data for row in rows}
+    assert remote.get([row.key for row in rows] + [make_key(99)]) == {row.key: row for row in rows}
     assert remote.has([make_key(0), make_key(99)]) == {make_key(0)}
     assert remote.info()["rows"] == 30
-    assert {row.key: row.data for row in remote.scan()} == {row.key: row.data for row in rows}
+    assert {row.key: row for row in remote.scan()} == {row.key: row for row in rows}
     remote.quarantine(make_key(3), "damaged")
     assert remote.get([make_key(3)]) == {}
 
@@ -79,10 +86,11 @@ def test_rows_come_back(bucket: Bucket) -> None:
 def test_a_forgotten_document_is_gone_from_the_bucket(bucket: Bucket) -> None:
     remote = Remote(bucket)
     remote.put([make_row(1, ("a",)), make_row(2, ("a", "b/../c")), make_row(3)])
-    remote.link([(make_key(3), ["d"])])
+    remote.link([(make_key(3), [owner("d")]), (make_key(77), [owner("d")])])
+    assert remote.get([make_key(3)])[make_key(3)].owners == (owner("d"),)
     before = remote.forgets()
-    assert remote.forget(["b/../c", "nobody"]) == {make_key(2)}
-    assert remote.forget(["a", "d"]) >= {make_key(1), make_key(3)}
+    assert forget(remote, "b/../c", "nobody") == {make_key(2)}
+    assert forget(remote, "a", "d") >= {make_key(1), make_key(3)}
     assert remote.forgets() > before
     assert list(bucket.names("factors/")) == []
     assert remote.get([make_key(1), make_key(2), make_key(3)]) == {}
@@ -105,6 +113,18 @@ def test_two_machines_share_what_one_has_built(tmp_path: Path) -> None:
         assert two.get([make_key(0)])[make_key(0)].tier == "memory"
     with Store(tmp_path / "two") as two:
         assert two.get([make_key(0)])[make_key(0)].tier == "disk"
+
+
+def test_a_document_is_forgotten_on_a_machine_that_only_fetched_it(tmp_path: Path) -> None:
+    """Another machine has erased it from the bucket by then: this one's disk must still know whose it is."""
+    url = (tmp_path / "bucket").as_uri()
+    with Store(tmp_path / "one", remote=url) as one, Store(tmp_path / "two", remote=url) as two:
+        one.put([make_entry(0, ids=("a",))])
+        assert two.get([make_key(0)])[make_key(0)].tier == "remote"
+        assert one.forget(["a"]) == 1
+        assert two.forget(["a"]) == 1
+        assert two.get([make_key(0)]) == {}
+    assert b"word0x" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -183,7 +203,7 @@ def test_a_remote_that_only_pretends_to_delete_is_found_out() -> None:
     remote = Remote(line)
     remote.put([make_row(0, ("a",))])
     with pytest.raises(StoreError, match="still there"):
-        remote.forget(["a"])
+        forget(remote, "a")
 
 
 def test_a_hanging_remote_does_not_keep_the_process_alive() -> None:
