@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput
 from rag_explain.types import Embedded, Explanation, Hit, Hits, Lazy, as_similarity
@@ -83,7 +85,6 @@ class Retrieval:
         self._made: Explainer | None = None
         self._refused: Exception | None = None
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
         self._said_mismatch = False
 
     # ------------------------------------------------------------------ hits
@@ -172,7 +173,7 @@ class Retrieval:
         if reason is None and claimed is not None and not abs(claimed - explanation.score) <= self.tolerance:
             reason = (
                 f"the index's score stands for a similarity of {claimed:.4f} where this encoder gives "
-                f"{explanation.score:.4f}: the index was built with another model, prompt or text"
+                f"{explanation.score:.4f}: the index holds another model's vectors, another text's, or scaled ones"
             )
             if not self._said_mismatch:
                 self._said_mismatch = True
@@ -196,11 +197,14 @@ class Retrieval:
         return handles
 
     def _compute_in_time(self, handles: list[Lazy], pending: Sequence[int], budget: float) -> list[Lazy]:
+        try:
+            pool = _pool(self.explainer)  # made once in its life, and not on the budget of the query that came first
+        except Exception:  # said by `explainer`; each hit says it too
+            for handle in handles:
+                handle.get()
+            return handles
         deadline = time.monotonic() + budget
-        with self._lock:
-            self._pool = self._pool or ThreadPoolExecutor(_WORKERS, "rag_explain")
-            pool = self._pool
-        jobs: list[Future[object]] = [pool.submit(_unless_late, handles[rank], deadline) for rank in pending]
+        jobs: list[Future[None]] = [pool.submit(_unless_late, handles[rank], deadline) for rank in pending]
         for rank, job in zip(pending, jobs, strict=True):
             try:
                 job.result(timeout=max(0.0, deadline - time.monotonic()))
@@ -247,8 +251,6 @@ def find_model(holder: object) -> SentenceTransformer | None:
     The classes that hold one (HuggingFaceEmbeddings, HuggingFaceEmbedding and what derives from them) keep it in one
     of a few attributes; the class of what is found decides, not the name of the holder.
     """
-    import sys
-
     module = sys.modules.get("sentence_transformers")
     if module is None:  # nobody can hold what was never loaded
         return None
@@ -267,13 +269,31 @@ def _find_model(holder: object, kind: type[SentenceTransformer], depth: int) -> 
     return None
 
 
+# Wrappers around one model share its Explainer, and what runs on one Explainer shares its threads.
+_explainers: WeakKeyDictionary[object, Explainer] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[Explainer, ThreadPoolExecutor] = WeakKeyDictionary()
+_sharing = threading.Lock()
+
+
+def _pool(explainer: Explainer) -> ThreadPoolExecutor:
+    with _sharing:
+        if explainer not in _pools:
+            _pools[explainer] = ThreadPoolExecutor(_WORKERS, "rag_explain")
+        return _pools[explainer]
+
+
 def _make(source: ExplainerSource) -> Explainer:
     from rag_explain.explainer import Explainer
 
     if isinstance(source, Explainer):
         return source
-    if isinstance(source, (str, Path)) or find_model(source) is source:
+    if isinstance(source, (str, Path)):
         return Explainer(source)
+    if find_model(source) is source:
+        with _sharing:
+            if source not in _explainers:
+                _explainers[source] = Explainer(source)  # type: ignore[arg-type]  # find_model said what it is
+            return _explainers[source]
     if callable(source):
         return source()
     raise InvalidInput(f"explainer must be an Explainer or a model to make one from, not {type(source).__name__}")

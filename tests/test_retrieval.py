@@ -176,7 +176,7 @@ def test_a_score_of_another_encoder_is_noticed_and_said_once(caplog: pytest.LogC
     assert not caplog.records
     for hit in retrieval.hits(QUERY, wrong, "eager"):
         assert hit.explanation is not None
-        assert "another model, prompt or text" in (hit.explanation.surrogate or "")
+        assert "another model's vectors" in (hit.explanation.surrogate or "")
         assert hit.gap == pytest.approx(-0.3, abs=1e-6)
     assert len(caplog.records) == 1
 
