@@ -6,6 +6,7 @@ from typing import Any
 
 from langchain_core.documents import Document
 from pydantic import PrivateAttr
+
 from rag_explain import Explanation, Hit
 from rag_explain.errors import FormatError
 

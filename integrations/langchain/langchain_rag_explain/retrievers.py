@@ -16,11 +16,11 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 from pydantic import Field, PrivateAttr
+
+from langchain_rag_explain.documents import ExplainedDocument
 from rag_explain.errors import InvalidInput
 from rag_explain.retrieval import Explain, Found, Retrieval, find_model
 from rag_explain.types import Hits
-
-from langchain_rag_explain.documents import ExplainedDocument
 
 logger = logging.getLogger(__name__)
 

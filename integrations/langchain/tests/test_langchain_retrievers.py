@@ -25,11 +25,12 @@ from langchain_core.tools import create_retriever_tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_rag_explain import EVENT, ExplainedDocument, ExplainingRetriever, get_explanation
 from models import CORPUS, tiny
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput
 from rag_explain.types import Embedded, Explanation
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize
 
 QUERY = "why did the dog look at the moon?"
 TEXTS = [f"{text} ({number})" for number in range(4) for text in CORPUS]
@@ -124,7 +125,7 @@ def test_the_same_documents_for_every_way_to_ask() -> None:
         asyncio.run(wrapped.ainvoke(QUERY, explain="eager")),
         wrapped.batch([QUERY, QUERY])[1],
         asyncio.run(wrapped.abatch([QUERY, QUERY]))[1],
-        list(wrapped.stream(QUERY))[0],
+        next(iter(wrapped.stream(QUERY))),
     ):
         assert documents == expected
         assert expected == documents
