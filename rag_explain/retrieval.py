@@ -42,9 +42,12 @@ _HOLDERS = ("_client", "client", "_model", "model", "_embed_model", "embedding_f
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A document as a retriever returned it: the string that was embedded, and the retriever's own score."""
+    """A document as a retriever returned it: the string that was embedded, and the retriever's own score.
 
-    id: str
+    `id` is the caller's own name of the document, under which a store can forget it; None where there is none.
+    """
+
+    id: str | None
     text: str | Embedded | None
     score: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -114,7 +117,7 @@ class Retrieval:
             handles = self._compute(work, found, handles)
         return Hits(
             Hit(
-                id=document.id,
+                id=f"#{rank}" if document.id is None else document.id,
                 text=document.text.text if isinstance(document.text, Embedded) else document.text,
                 rank=rank,
                 score=document.score,
@@ -146,8 +149,8 @@ class Retrieval:
                     raise
             return self._made
 
-    def precompute(self, texts: Sequence[str | Embedded], **options: Any) -> Any:
-        """Fill the explainer's store from exactly the strings that were embedded."""
+    def precompute(self, texts: Sequence[str | Embedded], **options: Any) -> int:
+        """Fill the explainer's store from exactly the strings that were embedded; how many were built."""
         return self.explainer.precompute(texts, **options)
 
     # ------------------------------------------------------------------ one explanation
@@ -161,7 +164,8 @@ class Retrieval:
     def _explain(self, work: _Work, document: Found, text: str | Embedded) -> Explanation:
         explainer = self.explainer
         try:
-            return self._marked(work, document, explainer.explain(work.query, text))
+            (explanation,) = explainer.explain_many(work.query, [text], ids=[document.id])
+            return self._marked(work, document, explanation)
         except Exception as error:
             logger.warning("document %r could not be explained: %s: %s", document.id, type(error).__name__, error)
             raise
@@ -188,7 +192,7 @@ class Retrieval:
             return self._compute_in_time(handles, pending, self.budget)
         texts = [text for rank in pending if (text := found[rank].text) is not None]
         try:
-            explanations = self.explainer.explain_many(work.query, texts)
+            explanations = self.explainer.explain_many(work.query, texts, ids=[found[rank].id for rank in pending])
             for rank, explanation in zip(pending, explanations, strict=True):
                 handles[rank] = Lazy.ready(self._marked(work, found[rank], explanation))
         except Exception:  # one document spoiled the batch: each of the others still gets its own chance
@@ -245,6 +249,13 @@ def wanted_hits(explain: Explain, found: int) -> int:
     return min(found, int(explain))
 
 
+def surrogate_reason(declared: str | bool | None, found_out: str | None) -> str | None:
+    """What the user declared, a reason or False for the encoder's own scores, goes before what was found out."""
+    if isinstance(declared, str):
+        return declared
+    return None if declared is False else found_out
+
+
 def find_model(holder: object) -> SentenceTransformer | None:
     """The SentenceTransformer inside a framework's embedding object or vector store, so that nobody names it twice.
 
@@ -292,7 +303,7 @@ def _make(source: ExplainerSource) -> Explainer:
     if find_model(source) is source:
         with _sharing:
             if source not in _explainers:
-                _explainers[source] = Explainer(source)  # type: ignore[arg-type]  # find_model said what it is
+                _explainers[source] = Explainer(source)
             return _explainers[source]
     if callable(source):
         return source()

@@ -37,10 +37,9 @@ class Scripted(Explainer):
     def __init__(self, *, fail: str | None = None, seconds: float = 0.0) -> None:
         self.fail, self.seconds, self.calls = fail, seconds, 0
 
-    def explain(self, query: str, document: str | Embedded) -> Explanation:
-        return self.explain_many(query, [document])[0]
-
-    def explain_many(self, query: str, documents: Sequence[str | Embedded]) -> list[Explanation]:
+    def explain_many(
+        self, query: str, documents: Sequence[str | Embedded], *, ids: Sequence[str | None] | None = None
+    ) -> list[Explanation]:
         self.calls += 1
         time.sleep(self.seconds * len(documents))
         if self.fail in documents:

@@ -19,7 +19,7 @@ from pydantic import Field, PrivateAttr
 
 from langchain_rag_explain.documents import ExplainedDocument
 from rag_explain.errors import InvalidInput
-from rag_explain.retrieval import Explain, Found, Retrieval, find_model
+from rag_explain.retrieval import Explain, Found, Retrieval, find_model, surrogate_reason
 from rag_explain.types import Hits
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ExplainingRetriever(BaseRetriever):
             explain=self.explain,
             budget=self.budget,
             metric=metric,
-            surrogate=surrogate if self.surrogate in (None, True) else (self.surrogate or None),  # type: ignore[arg-type]
+            surrogate=surrogate_reason(self.surrogate, surrogate),
         )
 
     # ------------------------------------------------------------------ retrieval
@@ -140,12 +140,17 @@ class ExplainingRetriever(BaseRetriever):
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         """What tracing calls this: the wrapped retriever's own parameters, under our name."""
-        inner = VectorStoreRetriever(vectorstore=self.vectorstore) if self.retriever is None else self.retriever  # type: ignore[arg-type]
-        return LangSmithRetrieverParams(**{**inner._get_ls_params(**kwargs), "ls_retriever_name": "rag_explain"})  # type: ignore[typeddict-item]
+        inner = self.retriever
+        if inner is None:
+            assert self.vectorstore is not None
+            inner = self.vectorstore.as_retriever()
+        params = inner._get_ls_params(**kwargs)
+        params["ls_retriever_name"] = "rag_explain"
+        return params
 
     # ------------------------------------------------------------------ the cache
 
-    def precompute(self, documents: Iterable[Document] | VectorStore | None = None, **options: Any) -> Any:
+    def precompute(self, documents: Iterable[Document] | VectorStore | None = None, **options: Any) -> int:
         """Fill the explainer's store with the factors of these documents, or of all in a vector store.
 
         None: the wrapped vector store. Options are those of `Explainer.precompute`.
@@ -153,14 +158,14 @@ class ExplainingRetriever(BaseRetriever):
         if documents is None:
             documents = self.vectorstore or getattr(self.retriever, "vectorstore", None)
         known = list(_stored(documents) if isinstance(documents, VectorStore) or documents is None else documents)
-        ids = [document.id or str(number) for number, document in enumerate(known)]
+        ids = [document.id for document in known]
         return self._retrieval.precompute([document.page_content for document in known], ids=ids, **options)
 
 
 def _found(scored: Iterable[_Scored]) -> Iterator[Found]:
-    for rank, (document, score) in enumerate(scored, 1):
+    for document, score in scored:
         yield Found(
-            id=document.id or f"#{rank}",
+            id=document.id,
             text=document.page_content,
             score=None if score is None else float(score),
             metadata=document.metadata,

@@ -30,7 +30,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput
-from rag_explain.types import Embedded, Explanation
+from rag_explain.types import Explanation
 
 QUERY = "why did the dog look at the moon?"
 TEXTS = [f"{text} ({number})" for number in range(4) for text in CORPUS]
@@ -90,11 +90,8 @@ class Broken(Explainer):
     def __init__(self) -> None:
         pass
 
-    def explain_many(self, query: str, documents: Any) -> list[Explanation]:
+    def explain_many(self, query: str, documents: Any, *, ids: Any = None) -> list[Explanation]:
         raise MemoryError("out of memory")
-
-    def explain(self, query: str, document: str | Embedded) -> Explanation:
-        return self.explain_many(query, [document])[0]
 
 
 @cache

@@ -15,7 +15,7 @@ from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from llama_index.retrievers.rag_explain.nodes import ExplainedNode, announce, embedded, found, query_string
 
 from rag_explain.errors import InvalidInput
-from rag_explain.retrieval import Explain, ExplainerSource, Retrieval, check_explain, find_model
+from rag_explain.retrieval import Explain, ExplainerSource, Retrieval, check_explain, find_model, surrogate_reason
 
 
 class ExplainingRetriever(BaseRetriever):
@@ -54,15 +54,13 @@ class ExplainingRetriever(BaseRetriever):
                 "pass explainer=Explainer(model) with the model that embeds its nodes"
             )
         metric = metric or _metric(base)
-        reason = (
-            _surrogate(base, known=model is not None or metric != "unknown") if surrogate in (None, True) else surrogate
-        )
+        known = model is not None or metric != "unknown"  # a score to compare with is better than any assumption
         self._retrieval = Retrieval(
             source,
             explain=explain,
             budget=budget,
             metric=metric,
-            surrogate=reason if isinstance(reason, str) else None,
+            surrogate=surrogate_reason(surrogate, _surrogate(base, known=known)),
         )
         self._explain = explain
 
@@ -87,7 +85,7 @@ class ExplainingRetriever(BaseRetriever):
         announce(query, hits)
         return [ExplainedNode.beside(node, hit) for node, hit in zip(nodes, hits, strict=True)]
 
-    def precompute(self, nodes: Iterable[BaseNode] | BaseIndex[Any] | None = None, **options: Any) -> Any:
+    def precompute(self, nodes: Iterable[BaseNode] | BaseIndex[Any] | None = None, **options: Any) -> int:
         """Fill the explainer's store with the factors of these nodes, or of all in an index.
 
         None: the index behind the wrapped retriever. Options are those of `Explainer.precompute`.
@@ -110,7 +108,7 @@ def _metric(base: BaseRetriever) -> str:
     if isinstance(store, SimpleVectorStore):
         return "cosine"
     index = getattr(store, "_faiss_index", None)  # its "similarities" are the raw distances of the index
-    return {0: "inner product", 1: "squared L2"}.get(getattr(index, "metric_type", None), "unknown")  # type: ignore[call-overload, no-any-return]
+    return {0: "inner product", 1: "squared L2"}.get(getattr(index, "metric_type", -1), "unknown")
 
 
 def _surrogate(base: BaseRetriever, *, known: bool) -> str | None:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from llama_index.core import instrumentation
 from llama_index.core.bridge.pydantic import PrivateAttr, field_serializer
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
@@ -16,7 +16,7 @@ from rag_explain.retrieval import Found
 from rag_explain.types import Embedded, Hits
 
 logger = logging.getLogger(__name__)
-dispatcher = get_dispatcher(__name__)
+dispatcher = instrumentation.get_dispatcher(__name__)  # type: ignore[attr-defined]  # documented, re-exported
 
 
 class ExplainedNode(NodeWithScore):

@@ -9,7 +9,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.retrievers.rag_explain.nodes import ExplainedNode, announce, found, query_string
 
-from rag_explain.retrieval import Retrieval
+from rag_explain.retrieval import Retrieval, surrogate_reason
 
 _UNSEEN = "a postprocessor does not see what scored the nodes; this encoder's similarity is explained"
 
@@ -29,14 +29,12 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
 
     def model_post_init(self, context: Any, /) -> None:
         """Make what explains."""
-        reason = self.surrogate if isinstance(self.surrogate, str) else _UNSEEN
-        known = self.surrogate is False or (self.surrogate is None and self.metric != "unknown")
         self._retrieval = Retrieval(
             self.explainer,
             explain=self.explain,
             budget=self.budget,
             metric=self.metric,
-            surrogate=None if known else reason,
+            surrogate=surrogate_reason(self.surrogate, _UNSEEN if self.metric == "unknown" else None),
         )
 
     @classmethod
