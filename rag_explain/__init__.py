@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rag_explain.contrast import Contrast
     from rag_explain.explainer import Explainer
     from rag_explain.shifted import ShiftedEncoder
     from rag_explain.types import Explanation, Factors, Highlight, Hit, Hits, Pair, Token
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Contrast": "rag_explain.contrast",
     "Explainer": "rag_explain.explainer",
     "Explanation": "rag_explain.types",
     "Factors": "rag_explain.types",
@@ -28,6 +30,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Contrast",
     "Explainer",
     "Explanation",
     "Factors",

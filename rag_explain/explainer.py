@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rag_explain import models
+from rag_explain.contrast import Contrast
 from rag_explain.documents import BUCKET_TOKENS, Documents
 from rag_explain.encoder import Encoder, as_passages
 from rag_explain.errors import InvalidInput
@@ -98,6 +99,10 @@ class Explainer:
             self._explanation(query, *sides, passage, item.document, item.provenance)
             for passage, item in zip(passages, served, strict=True)
         ]
+
+    def contrast(self, query: str, wanted: str | Embedded, got: str | Embedded) -> Contrast:
+        """Why `got` and not `wanted`: which words made the difference between their scores."""
+        return Contrast(*self.explain_many(query, [wanted, got]))
 
     def precompute(
         self, texts: Iterable[str | Embedded], progress: bool = True, *, ids: Iterable[str | None] | None = None

@@ -158,7 +158,7 @@ class FaissRetriever:
             )
         return "unknown", f"the index compares by FAISS metric {self.index.metric_type}, not by this similarity"
 
-    def precompute(self, **options: Any) -> Any:
+    def precompute(self, **options: Any) -> int:
         """Fill the explainer's store with the factors of all documents; options of `Explainer.precompute`."""
         rows = [row for row in self._rows() if _look_up(self._documents, row) is not None]
         texts = [_look_up(self._documents, row) for row in rows]
@@ -174,9 +174,9 @@ class FaissRetriever:
 
     def save(self, folder: str | Path, *, model: str | None = None) -> None:
         """Write the index, the documents as JSON lines, and which model they belong to. Nothing is pickled."""
+        rows = self._rows()
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = self._rows()
         manifest = {
             "format": _FORMAT,
             "version": _VERSION,

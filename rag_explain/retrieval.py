@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput
 from rag_explain.types import Embedded, Explanation, Hit, Hits, Lazy, as_similarity
@@ -40,9 +42,12 @@ _HOLDERS = ("_client", "client", "_model", "model", "_embed_model", "embedding_f
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A document as a retriever returned it: the string that was embedded, and the retriever's own score."""
+    """A document as a retriever returned it: the string that was embedded, and the retriever's own score.
 
-    id: str
+    `id` is the caller's own name of the document, under which a store can forget it; None where there is none.
+    """
+
+    id: str | None
     text: str | Embedded | None
     score: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +88,6 @@ class Retrieval:
         self._made: Explainer | None = None
         self._refused: Exception | None = None
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
         self._said_mismatch = False
 
     # ------------------------------------------------------------------ hits
@@ -113,7 +117,7 @@ class Retrieval:
             handles = self._compute(work, found, handles)
         return Hits(
             Hit(
-                id=document.id,
+                id=f"#{rank}" if document.id is None else document.id,
                 text=document.text.text if isinstance(document.text, Embedded) else document.text,
                 rank=rank,
                 score=document.score,
@@ -145,8 +149,8 @@ class Retrieval:
                     raise
             return self._made
 
-    def precompute(self, texts: Sequence[str | Embedded], **options: Any) -> Any:
-        """Fill the explainer's store from exactly the strings that were embedded."""
+    def precompute(self, texts: Sequence[str | Embedded], **options: Any) -> int:
+        """Fill the explainer's store from exactly the strings that were embedded; how many were built."""
         return self.explainer.precompute(texts, **options)
 
     # ------------------------------------------------------------------ one explanation
@@ -160,7 +164,8 @@ class Retrieval:
     def _explain(self, work: _Work, document: Found, text: str | Embedded) -> Explanation:
         explainer = self.explainer
         try:
-            return self._marked(work, document, explainer.explain(work.query, text))
+            (explanation,) = explainer.explain_many(work.query, [text], ids=[document.id])
+            return self._marked(work, document, explanation)
         except Exception as error:
             logger.warning("document %r could not be explained: %s: %s", document.id, type(error).__name__, error)
             raise
@@ -172,7 +177,7 @@ class Retrieval:
         if reason is None and claimed is not None and not abs(claimed - explanation.score) <= self.tolerance:
             reason = (
                 f"the index's score stands for a similarity of {claimed:.4f} where this encoder gives "
-                f"{explanation.score:.4f}: the index was built with another model, prompt or text"
+                f"{explanation.score:.4f}: the index holds another model's vectors, another text's, or scaled ones"
             )
             if not self._said_mismatch:
                 self._said_mismatch = True
@@ -187,7 +192,7 @@ class Retrieval:
             return self._compute_in_time(handles, pending, self.budget)
         texts = [text for rank in pending if (text := found[rank].text) is not None]
         try:
-            explanations = self.explainer.explain_many(work.query, texts)
+            explanations = self.explainer.explain_many(work.query, texts, ids=[found[rank].id for rank in pending])
             for rank, explanation in zip(pending, explanations, strict=True):
                 handles[rank] = Lazy.ready(self._marked(work, found[rank], explanation))
         except Exception:  # one document spoiled the batch: each of the others still gets its own chance
@@ -196,11 +201,14 @@ class Retrieval:
         return handles
 
     def _compute_in_time(self, handles: list[Lazy], pending: Sequence[int], budget: float) -> list[Lazy]:
+        try:
+            pool = _pool(self.explainer)  # made once in its life, and not on the budget of the query that came first
+        except Exception:  # said by `explainer`; each hit says it too
+            for handle in handles:
+                handle.get()
+            return handles
         deadline = time.monotonic() + budget
-        with self._lock:
-            self._pool = self._pool or ThreadPoolExecutor(_WORKERS, "rag_explain")
-            pool = self._pool
-        jobs: list[Future[object]] = [pool.submit(_unless_late, handles[rank], deadline) for rank in pending]
+        jobs: list[Future[None]] = [pool.submit(_unless_late, handles[rank], deadline) for rank in pending]
         for rank, job in zip(pending, jobs, strict=True):
             try:
                 job.result(timeout=max(0.0, deadline - time.monotonic()))
@@ -241,14 +249,19 @@ def wanted_hits(explain: Explain, found: int) -> int:
     return min(found, int(explain))
 
 
+def surrogate_reason(declared: str | bool | None, found_out: str | None) -> str | None:
+    """What the user declared, a reason or False for the encoder's own scores, goes before what was found out."""
+    if isinstance(declared, str):
+        return declared
+    return None if declared is False else found_out
+
+
 def find_model(holder: object) -> SentenceTransformer | None:
     """The SentenceTransformer inside a framework's embedding object or vector store, so that nobody names it twice.
 
     The classes that hold one (HuggingFaceEmbeddings, HuggingFaceEmbedding and what derives from them) keep it in one
     of a few attributes; the class of what is found decides, not the name of the holder.
     """
-    import sys
-
     module = sys.modules.get("sentence_transformers")
     if module is None:  # nobody can hold what was never loaded
         return None
@@ -267,13 +280,31 @@ def _find_model(holder: object, kind: type[SentenceTransformer], depth: int) -> 
     return None
 
 
+# Wrappers around one model share its Explainer, and what runs on one Explainer shares its threads.
+_explainers: WeakKeyDictionary[object, Explainer] = WeakKeyDictionary()
+_pools: WeakKeyDictionary[Explainer, ThreadPoolExecutor] = WeakKeyDictionary()
+_sharing = threading.Lock()
+
+
+def _pool(explainer: Explainer) -> ThreadPoolExecutor:
+    with _sharing:
+        if explainer not in _pools:
+            _pools[explainer] = ThreadPoolExecutor(_WORKERS, "rag_explain")
+        return _pools[explainer]
+
+
 def _make(source: ExplainerSource) -> Explainer:
     from rag_explain.explainer import Explainer
 
     if isinstance(source, Explainer):
         return source
-    if isinstance(source, (str, Path)) or find_model(source) is source:
+    if isinstance(source, (str, Path)):
         return Explainer(source)
+    if find_model(source) is source:
+        with _sharing:
+            if source not in _explainers:
+                _explainers[source] = Explainer(source)
+            return _explainers[source]
     if callable(source):
         return source()
     raise InvalidInput(f"explainer must be an Explainer or a model to make one from, not {type(source).__name__}")

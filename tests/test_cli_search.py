@@ -43,7 +43,7 @@ def test_index_and_search_files(model: str, tmp_path: Path, capsys: pytest.Captu
     assert "documents are in" in capsys.readouterr().err
 
     assert main(["search", "the moon", "--index", str(index), "-k", "99", "--explain", "1", "--json"]) == 0
-    hits = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    hits = json.loads(capsys.readouterr().out)
     texts = {"a.txt": (data / "a.txt").read_text(encoding="utf-8-sig"), "deep/b.md": (data / "deep/b.md").read_text()}
     assert {hit["metadata"]["source"] for hit in hits} == {"a.txt", "deep/b.md", "x1", "c.jsonl:3"}
     for hit in hits:
@@ -57,8 +57,10 @@ def test_index_and_search_files(model: str, tmp_path: Path, capsys: pytest.Captu
 
     page = tmp_path / "page.html"
     assert main(["search", "the moon", "--index", str(index), "--html", str(page)]) == 0
-    assert "score" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"written to {page}\n"
     assert page.stat().st_size > 1000
+    assert main(["search", "the moon", "--index", str(index), "--top", "1", "--by", "sentence"]) == 0
+    assert "score" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_the_demo_finds_the_answer_first_and_its_trap_after(
     query: str, expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["demo", query, "-k", "5", "--json", "--explain", "1"]) == 0
-    hits = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    hits = json.loads(capsys.readouterr().out)
     assert hits[0]["id"] == expected[0]
     assert set(expected) <= {hit["id"] for hit in hits}
     assert hits[0]["explanation"]["gap"] == pytest.approx(0.0, abs=1e-4)

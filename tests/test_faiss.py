@@ -253,7 +253,21 @@ def test_a_damaged_or_foreign_index_is_refused(tmp_path: Path) -> None:
         FaissRetriever.load(tmp_path, explainer())
 
 
-def test_a_function_cannot_be_saved() -> None:
+def test_a_function_cannot_be_saved(tmp_path: Path) -> None:
     index, _ = build("flat-ip")
     with pytest.raises(InvalidInput, match="cannot be listed"):
-        FaissRetriever(index, lambda row: TEXTS[row], explainer()).save("unused")
+        FaissRetriever(index, lambda row: TEXTS[row], explainer()).save(tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
+def test_precomputed_documents_are_explained_by_one_product_and_can_be_forgotten() -> None:
+    with Explainer(tiny(after=lambda: [Normalize()], dtype=torch.float32)) as mine:
+        names = [f"doc-{i}" for i in range(len(TEXTS))]
+        retriever = FaissRetriever.from_texts(TEXTS, mine, ids=names)
+        assert retriever.precompute(progress=False) == len(TEXTS)
+        hits = retriever.search(QUERY, 3, explain="eager")
+        assert [hit.explanation.provenance["path"] for hit in hits if hit.explanation] == ["memory"] * 3
+        mine.store.forget([hits[0].id])
+        again = retriever.search(QUERY, 3, explain="eager")
+        assert again[0].explanation is not None
+        assert again[0].explanation.provenance["path"] != "memory"

@@ -37,10 +37,9 @@ class Scripted(Explainer):
     def __init__(self, *, fail: str | None = None, seconds: float = 0.0) -> None:
         self.fail, self.seconds, self.calls = fail, seconds, 0
 
-    def explain(self, query: str, document: str | Embedded) -> Explanation:
-        return self.explain_many(query, [document])[0]
-
-    def explain_many(self, query: str, documents: Sequence[str | Embedded]) -> list[Explanation]:
+    def explain_many(
+        self, query: str, documents: Sequence[str | Embedded], *, ids: Sequence[str | None] | None = None
+    ) -> list[Explanation]:
         self.calls += 1
         time.sleep(self.seconds * len(documents))
         if self.fail in documents:
@@ -176,7 +175,7 @@ def test_a_score_of_another_encoder_is_noticed_and_said_once(caplog: pytest.LogC
     assert not caplog.records
     for hit in retrieval.hits(QUERY, wrong, "eager"):
         assert hit.explanation is not None
-        assert "another model, prompt or text" in (hit.explanation.surrogate or "")
+        assert "another model's vectors" in (hit.explanation.surrogate or "")
         assert hit.gap == pytest.approx(-0.3, abs=1e-6)
     assert len(caplog.records) == 1
 

@@ -8,7 +8,8 @@ from importlib.resources import files
 from typing import Any
 
 from rag_explain.cli.model import add_model_arguments, make_explainer
-from rag_explain.cli.search import add_result_arguments, show
+from rag_explain.cli.output import write
+from rag_explain.cli.search import add_result_arguments
 
 _QUERY = "How do bees find their way home?"
 # Each has a trap among its hits: another sense of a word, a negation, or no word in common at all.
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             metadata=[{"topic": document["topic"]} for document in documents],
         )
         hits = retriever.search(arguments.query, arguments.k, True if arguments.explain is None else arguments.explain)
-        show(hits, arguments)
+        write(hits, arguments)
     if not arguments.json:
         Console(highlight=False).print(
             f"{len(documents)} paragraphs were searched. Try: rag-explain demo ",

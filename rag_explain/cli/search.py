@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rag_explain.cli.index import DEFAULT_FOLDER
 from rag_explain.cli.model import add_model_arguments, make_explainer
-from rag_explain.plain import to_json
-
-if TYPE_CHECKING:
-    from rag_explain.types import Hits
+from rag_explain.cli.output import add_output_arguments, write
 
 
 def add(commands: Any) -> None:
@@ -25,11 +22,10 @@ def add(commands: Any) -> None:
 
 
 def add_result_arguments(command: argparse.ArgumentParser) -> None:
-    """-k, --explain, --json, --html"""
+    """-k, --explain, and how to show what was found."""
     command.add_argument("-k", type=int, default=3, help="how many documents (default 3)")
     command.add_argument("--explain", type=int, default=None, metavar="N", help="explain only the first N")
-    command.add_argument("--json", action="store_true", help="print the hits as JSON lines")
-    command.add_argument("--html", type=Path, default=None, metavar="PATH", help="also write a page")
+    add_output_arguments(command, top=3)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,19 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
     with make_explainer(arguments) as explainer:
         retriever = FaissRetriever.load(arguments.index, explainer)
         hits = retriever.search(arguments.query, arguments.k, True if arguments.explain is None else arguments.explain)
-        show(hits, arguments)
+        write(hits, arguments)
     return 0
-
-
-def show(hits: Hits, arguments: argparse.Namespace) -> None:
-    """Print the hits the way the arguments ask for."""
-    from rich.console import Console
-
-    if arguments.json:
-        for hit in hits:
-            _ = hit.explanation  # `to_dict` never computes
-            print(to_json(hit.to_dict()))
-    else:
-        Console().print(hits)
-    if arguments.html is not None:
-        hits.to_html(arguments.html)

@@ -1,0 +1,9 @@
+"""Why did the retriever return this document? Explanations for any LangChain retriever."""
+
+from __future__ import annotations
+
+from langchain_rag_explain.byte_store import ByteStoreObjects
+from langchain_rag_explain.documents import ExplainedDocument, get_explanation
+from langchain_rag_explain.retrievers import EVENT, ExplainingRetriever
+
+__all__ = ["EVENT", "ByteStoreObjects", "ExplainedDocument", "ExplainingRetriever", "get_explanation"]

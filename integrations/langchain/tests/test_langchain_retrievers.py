@@ -1,0 +1,413 @@
+"""ExplainingRetriever around real LangChain retrievers and stores: same documents, same prompts, with reasons."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.language_models import FakeListLLM
+from langchain_core.load import dumpd, dumps, loads
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
+from langchain_core.tools import create_retriever_tool
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_rag_explain import EVENT, ExplainedDocument, ExplainingRetriever, get_explanation
+from models import CORPUS, tiny
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+from rag_explain import Explainer
+from rag_explain.errors import InvalidInput
+from rag_explain.types import Explanation
+
+QUERY = "why did the dog look at the moon?"
+TEXTS = [f"{text} ({number})" for number in range(4) for text in CORPUS]
+
+
+class LocalEmbeddings(Embeddings):
+    """What HuggingFaceEmbeddings is at heart: a SentenceTransformer in an attribute."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        self.client = model
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return self.client.encode_document(texts).tolist()  # type: ignore[no-any-return]
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.client.encode_query(text).tolist()  # type: ignore[no-any-return]
+
+
+class RemoteEmbeddings(Embeddings):
+    """Some API: nobody can look inside."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [self.embed_query(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        return np.random.default_rng(len(text)).normal(size=16).tolist()  # type: ignore[no-any-return]
+
+
+class Static(BaseRetriever):
+    """Returns what it was given; no `k`, no scores, no store."""
+
+    documents: list[Document]
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return self.documents
+
+
+class Recorder(BaseCallbackHandler):
+    """Writes down which runs there were, and under which parent."""
+
+    def __init__(self) -> None:
+        self.starts: list[tuple[str | None, Any, Any]] = []
+        self.metadata: list[dict[str, Any]] = []
+        self.events: list[tuple[str, Any]] = []
+
+    def on_retriever_start(self, serialized: Any, query: str, **kwargs: Any) -> None:
+        self.starts.append((kwargs.get("name"), kwargs["run_id"], kwargs["parent_run_id"]))
+        self.metadata.append(kwargs.get("metadata") or {})
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        self.events.append((name, data))
+
+
+class Broken(Explainer):
+    """An Explainer that fails."""
+
+    def __init__(self) -> None:
+        pass
+
+    def explain_many(self, query: str, documents: Any, *, ids: Any = None) -> list[Explanation]:
+        raise MemoryError("out of memory")
+
+
+@cache
+def model() -> SentenceTransformer:
+    return tiny(after=lambda: [Normalize()], dtype=torch.float32)
+
+
+def store() -> InMemoryVectorStore:
+    made = InMemoryVectorStore(LocalEmbeddings(model()))
+    made.add_texts(TEXTS, metadatas=[{"n": n} for n in range(len(TEXTS))], ids=[f"id-{n}" for n in range(len(TEXTS))])
+    return made
+
+
+def plain(documents: list[Document]) -> list[tuple[Any, ...]]:
+    return [(one.id, one.page_content, one.metadata, str(one), repr(one), dumps(one)) for one in documents]
+
+
+def test_the_same_documents_for_every_way_to_ask() -> None:
+    base = store().as_retriever(search_kwargs={"k": 5})
+    wrapped = ExplainingRetriever(retriever=base)
+    expected = base.invoke(QUERY)
+    assert len(expected) == 5
+    for documents in (
+        wrapped.invoke(QUERY),
+        wrapped.invoke(QUERY, explain=False),
+        wrapped.invoke(QUERY, explain="eager"),
+        asyncio.run(wrapped.ainvoke(QUERY)),
+        asyncio.run(wrapped.ainvoke(QUERY, explain="eager")),
+        wrapped.batch([QUERY, QUERY])[1],
+        asyncio.run(wrapped.abatch([QUERY, QUERY]))[1],
+        next(iter(wrapped.stream(QUERY))),
+    ):
+        assert documents == expected
+        assert expected == documents
+        assert plain(documents) == plain(expected)
+
+
+def test_explanations_are_lazy_and_right() -> None:
+    documents = ExplainingRetriever(retriever=store().as_retriever()).invoke(QUERY)
+    assert all(isinstance(one, ExplainedDocument) and one.hit.status == "pending" for one in documents)
+    explanation = get_explanation(documents[0])
+    assert explanation is not None
+    assert explanation is get_explanation(documents[0])
+    assert explanation.document == documents[0].page_content
+    vectors = model().encode([QUERY, documents[0].page_content])
+    assert explanation.score == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
+    assert explanation.gap == pytest.approx(0.0, abs=1e-4)
+    assert explanation.surrogate is None
+
+
+def test_a_vector_store_keeps_its_scores() -> None:
+    mine = store()
+    wrapped = ExplainingRetriever(vectorstore=mine, k=3)
+    expected = mine.similarity_search_with_score(QUERY, k=3)
+    for documents in (wrapped.invoke(QUERY), asyncio.run(wrapped.ainvoke(QUERY))):
+        assert documents == [document for document, _ in expected]
+        for document, (_, score) in zip(documents, expected, strict=True):
+            assert isinstance(document, ExplainedDocument)
+            assert (document.hit.score, document.hit.metric) == (score, "cosine")
+            assert document.explanation is not None
+            assert document.hit.gap == pytest.approx(0.0, abs=1e-5)
+
+
+def test_per_call_and_configurable_modes() -> None:
+    wrapped = ExplainingRetriever(vectorstore=store(), k=3)
+
+    def statuses(documents: list[Document]) -> list[str]:
+        return [one.hit.status for one in documents]  # type: ignore[attr-defined]
+
+    assert statuses(wrapped.invoke(QUERY, explain=1)) == ["pending", "skipped", "skipped"]
+    assert statuses(wrapped.invoke(QUERY, explain=False)) == ["skipped"] * 3
+    assert statuses(wrapped.invoke(QUERY, explain="eager")) == ["ready"] * 3
+    switch = wrapped.configurable_fields(explain=ConfigurableField(id="explain"))
+    assert statuses(switch.invoke(QUERY)) == ["pending"] * 3
+    assert statuses(switch.invoke(QUERY, {"configurable": {"explain": "eager"}})) == ["ready"] * 3
+    assert statuses(switch.with_config(configurable={"explain": False}).invoke(QUERY)) == ["skipped"] * 3
+    with pytest.raises(InvalidInput, match="explain must be"):
+        wrapped.invoke(QUERY, explain="later")
+
+
+def test_the_wrapped_retriever_is_a_child_run_with_our_parameters() -> None:
+    for run in (lambda r, c: r.invoke(QUERY, c), lambda r, c: asyncio.run(r.ainvoke(QUERY, c))):
+        recorder = Recorder()
+        run(ExplainingRetriever(retriever=store().as_retriever()), {"callbacks": [recorder]})
+        (outer, inner) = recorder.starts
+        assert (outer[0], inner[0]) == ("ExplainingRetriever", "VectorStoreRetriever")
+        assert inner[2] == outer[1]
+        assert recorder.metadata[0]["ls_retriever_name"] == "rag_explain"
+        assert recorder.metadata[0]["ls_vector_store_provider"] == "InMemoryVectorStore"
+
+
+def test_an_event_carries_the_explanation() -> None:
+    wrapped = ExplainingRetriever(vectorstore=store(), k=2)
+    for run in (
+        lambda mode, c: wrapped.invoke(QUERY, c, explain=mode),
+        lambda mode, c: asyncio.run(wrapped.ainvoke(QUERY, c, explain=mode)),
+    ):
+        recorder = Recorder()
+        run("eager", {"callbacks": [recorder]})
+        run("lazy", {"callbacks": [recorder]})
+        (name, eager), (_, lazy) = recorder.events
+        assert name == EVENT == "rag_explain.explanation"
+        assert eager["query"] == QUERY
+        assert Explanation.from_dict(eager["hits"][0]["explanation"]).query == QUERY
+        assert lazy["hits"][0]["explanation"] is None
+        json.dumps(eager)
+
+    async def stream() -> list[Any]:
+        chain = RunnableLambda(lambda query: query) | wrapped
+        return [event async for event in chain.astream_events(QUERY, version="v2")]
+
+    events = asyncio.run(stream())
+    assert [event["name"] for event in events if event["event"] == "on_custom_event"] == [EVENT]
+
+
+def test_a_handler_that_fails_does_not_fail_the_search(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(BaseCallbackHandler):
+        raise_error = True
+
+        def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+            raise RuntimeError("no disk")
+
+    documents = ExplainingRetriever(vectorstore=store(), k=2).invoke(QUERY, {"callbacks": [Failing()]})
+    assert len(documents) == 2
+    assert "event was not sent" in caplog.text
+
+
+@pytest.mark.parametrize("template", ["{context}", "documents: {raw}"])
+def test_prompts_are_byte_identical(template: str) -> None:
+    base = store().as_retriever(search_kwargs={"k": 3})
+    prompts: list[str] = []
+
+    def record(prompt: Any) -> Any:
+        prompts.append(prompt.to_string())
+        return prompt
+
+    for retriever in (base, ExplainingRetriever(retriever=base), ExplainingRetriever(retriever=base, explain="eager")):
+        chain = (
+            {
+                "context": retriever | (lambda documents: "\n".join(one.page_content for one in documents)),
+                "raw": retriever,
+                "question": RunnablePassthrough(),
+            }
+            | ChatPromptTemplate.from_template(template + "\n{question}")
+            | RunnableLambda(record)
+            | FakeListLLM(responses=["answer"])
+            | StrOutputParser()
+        )
+        assert chain.invoke(QUERY) == "answer"
+    assert len(set(prompts)) == 1
+    assert len(prompts) == 3
+
+
+@pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
+def test_in_metadata_it_is_one_short_line_and_survives_json() -> None:
+    base = store().as_retriever(search_kwargs={"k": 2})
+    (expected, *_) = base.invoke(QUERY)
+    wrapped = ExplainingRetriever(retriever=base, explain="eager", metadata_key="explanation")
+    (document, *_) = wrapped.invoke(QUERY)
+    assert 0 < len(str(document)) - len(str(expected)) <= 120
+    original = get_explanation(document)
+    for copy in (
+        loads(dumps(document), allowed_objects="core"),
+        Document(**document.model_dump()),
+        Document.model_validate_json(document.model_dump_json()),
+    ):
+        assert type(copy) is Document
+        found = get_explanation(copy)
+        assert found is not None
+        assert original is not None
+        np.testing.assert_array_equal(found.matrix, original.matrix)
+    assert "explanation" not in expected.metadata
+    assert get_explanation(expected) is None
+    assert get_explanation(Document("x", metadata={"explanation": {"format": "rag_explain.explanation"}})) is None
+
+
+def test_copies_and_pickles_keep_the_explanation() -> None:
+    (document, other) = ExplainingRetriever(vectorstore=store(), k=2).invoke(QUERY)
+    for copy in (document.model_copy(), document.model_copy(deep=True)):
+        assert get_explanation(copy) is get_explanation(document)
+    again = pickle.loads(pickle.dumps(document))
+    assert get_explanation(again) is not None
+    assert again == document
+    assert get_explanation(pickle.loads(pickle.dumps(other))) is None  # nobody had looked: it cannot travel
+    assert dumpd(document)["id"] == ["langchain", "schema", "document", "Document"]
+
+
+def test_stored_documents_are_never_touched() -> None:
+    kept = [Document(text, id=str(n), metadata={"n": n, "deep": {"a": 1}}) for n, text in enumerate(TEXTS[:3])]
+    before = [one.model_dump_json() for one in kept]
+    wrapped = ExplainingRetriever(
+        retriever=Static(documents=kept), explainer=Explainer(model()), explain="eager", metadata_key="explanation"
+    )
+    documents = wrapped.invoke(QUERY)
+    documents[0].metadata["mine"] = True
+    assert [one.model_dump_json() for one in kept] == before
+    assert all(type(one) is Document for one in kept)
+
+
+def test_documents_without_ids_and_unusual_texts() -> None:
+    kept = [Document(""), Document("the cat " * 6250), Document(TEXTS[0])]
+    wrapped = ExplainingRetriever(retriever=Static(documents=kept), explainer=Explainer(model()), explain="eager")
+    documents = wrapped.invoke(QUERY)
+    assert documents == kept
+    assert [(one.id, one.hit.id, one.hit.status) for one in documents] == [  # type: ignore[attr-defined]
+        (None, "#1", "ready"),
+        (None, "#2", "ready"),
+        (None, "#3", "ready"),
+    ]
+    assert get_explanation(documents[1]).truncated == ("document",)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager"])
+@pytest.mark.parametrize("budget", [None, 0.0, 5.0])
+def test_a_failing_explainer_never_fails_the_search(mode: str, budget: float | None) -> None:
+    base = store().as_retriever()
+    wrapped = ExplainingRetriever(retriever=base, explainer=Broken(), explain=mode, budget=budget)
+    for documents in (wrapped.invoke(QUERY), asyncio.run(wrapped.ainvoke(QUERY))):
+        assert documents == base.invoke(QUERY)
+        for document in documents:
+            assert get_explanation(document) is None
+            assert isinstance(document, ExplainedDocument)
+            assert document.hit.status == ("skipped" if budget == 0.0 and mode == "eager" else "failed")
+            assert document.hit.reason
+
+
+def test_what_did_not_choose_alone_is_a_surrogate() -> None:
+    explainer = Explainer(model())
+    remote = InMemoryVectorStore(RemoteEmbeddings())
+    remote.add_texts(TEXTS)
+
+    def surrogate(**fields: Any) -> str | None:
+        (document, *_) = ExplainingRetriever(explainer=explainer, k=2, **fields).invoke(QUERY)
+        explanation = get_explanation(document)
+        assert explanation is not None
+        return explanation.surrogate
+
+    static = Static(documents=store().similarity_search(QUERY))
+    assert surrogate(retriever=store().as_retriever()) is None
+    assert "MMR" in (surrogate(retriever=store().as_retriever(search_type="mmr")) or "")
+    assert "Static" in (surrogate(retriever=static) or "")
+    assert surrogate(retriever=static, surrogate=False) is None
+    assert surrogate(retriever=static, surrogate="reranked by hand") == "reranked by hand"
+    assert "RemoteEmbeddings" in (surrogate(retriever=remote.as_retriever()) or "")
+    assert "another model's vectors" in (surrogate(vectorstore=remote) or "")
+
+
+def test_the_encoder_is_named_once_or_asked_for() -> None:
+    remote = InMemoryVectorStore(RemoteEmbeddings())
+    with pytest.raises(ValueError, match="pass explainer="):
+        ExplainingRetriever(vectorstore=remote)
+    with pytest.raises(ValueError, match="a retriever or a vectorstore"):
+        ExplainingRetriever(vectorstore=store(), retriever=store().as_retriever())
+    with pytest.raises(ValueError, match="a retriever or a vectorstore"):
+        ExplainingRetriever()
+
+
+def test_threads_and_async_calls_agree_with_one_by_one() -> None:
+    wrapped = ExplainingRetriever(vectorstore=store(), k=3, explain="eager")
+    queries = [f"where is the {word}?" for word in ("cat", "dog", "moon", "bridge")]
+    alone = {query: wrapped.invoke(query) for query in queries}
+    with ThreadPoolExecutor(32) as pool:
+        threaded = list(pool.map(wrapped.invoke, queries * 8))
+
+    async def many() -> list[list[Document]]:
+        return await asyncio.gather(*(wrapped.ainvoke(query) for query in queries * 50))
+
+    for results in (threaded, asyncio.run(many())):
+        for query, documents in zip(queries * 50, results, strict=False):
+            assert documents == alone[query]
+            for one, other in zip(documents, alone[query], strict=True):
+                np.testing.assert_allclose(get_explanation(one).matrix, get_explanation(other).matrix, atol=1e-6)  # type: ignore[union-attr]
+
+
+def test_a_tool_hands_the_explanation_to_the_program_and_not_to_the_model() -> None:
+    base = store().as_retriever(search_kwargs={"k": 2})
+    arguments: dict[str, Any] = {"name": "notes", "description": "notes", "response_format": "content_and_artifact"}
+    call = {"name": "notes", "args": {"query": QUERY}, "id": "1", "type": "tool_call"}
+    expected = create_retriever_tool(base, **arguments).invoke(call)
+    message = create_retriever_tool(ExplainingRetriever(retriever=base), **arguments).invoke(call)
+    assert message.content == expected.content
+    assert [get_explanation(one).query for one in message.artifact] == [QUERY] * 2  # type: ignore[union-attr]
+
+
+def test_multi_query_finds_duplicates_inside_and_outside() -> None:
+    multi_query = pytest.importorskip("langchain_classic.retrievers.multi_query")
+    base = store().as_retriever(search_kwargs={"k": 4})
+
+    def build(retriever: BaseRetriever) -> BaseRetriever:
+        lines = "where is the moon?\nwhy did the dog bark?\nwho looked at the moon?"
+        return multi_query.MultiQueryRetriever.from_llm(  # type: ignore[no-any-return]
+            retriever, FakeListLLM(responses=[lines]), PromptTemplate.from_template("{question}")
+        )
+
+    expected = build(base).invoke(QUERY)
+    assert 4 < len(expected) < 16
+    outside = ExplainingRetriever(retriever=build(base), explainer=Explainer(model())).invoke(QUERY)
+    inside = build(ExplainingRetriever(retriever=base, explain="eager")).invoke(QUERY)
+    assert plain(outside) == plain(expected) == plain(inside)
+    explanation = get_explanation(outside[0])
+    assert explanation is not None
+    assert "MultiQueryRetriever" in (explanation.surrogate or "")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("strategy", ["EUCLIDEAN_DISTANCE", "MAX_INNER_PRODUCT"])
+def test_the_faiss_store_of_langchain_community(strategy: str) -> None:
+    stores = pytest.importorskip("langchain_community.vectorstores")
+    made = stores.FAISS.from_texts(TEXTS, LocalEmbeddings(model()), distance_strategy=strategy)
+    before = {key: value.model_dump_json() for key, value in made.docstore._dict.items()}
+    wrapped = ExplainingRetriever(vectorstore=made, k=4, explain="eager", metadata_key="explanation")
+    expected = made.similarity_search_with_score(QUERY, k=4)
+    for document, (plain_document, score) in zip(wrapped.invoke(QUERY), expected, strict=True):
+        assert isinstance(document, ExplainedDocument)
+        assert (document.id, document.hit.score) == (plain_document.id, float(score))
+        assert isinstance(document.hit.score, float)
+        assert document.hit.gap == pytest.approx(0.0, abs=1e-5)
+        assert document.explanation.surrogate is None  # type: ignore[union-attr]
+    assert {key: value.model_dump_json() for key, value in made.docstore._dict.items()} == before

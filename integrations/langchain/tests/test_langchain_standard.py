@@ -1,0 +1,33 @@
+"""LangChain's own standard tests of a retriever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+standard = pytest.importorskip("langchain_tests.integration_tests")
+
+from langchain_core.retrievers import BaseRetriever  # noqa: E402
+from langchain_rag_explain import ExplainingRetriever  # noqa: E402
+from test_langchain_retrievers import QUERY, store  # noqa: E402
+
+
+class TestAroundARetriever(standard.RetrieversIntegrationTests):  # type: ignore[misc,name-defined]
+    @property
+    def retriever_constructor(self) -> type[BaseRetriever]:
+        return ExplainingRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        return {"retriever": store().as_retriever()}
+
+    @property
+    def retriever_query_example(self) -> str:
+        return QUERY
+
+
+class TestAroundAVectorStore(TestAroundARetriever):
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        return {"vectorstore": store(), "explain": "eager"}

@@ -1,0 +1,132 @@
+"""Nodes with an explanation beside them, what was embedded of a node, and the event that tells of both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llama_index.core import instrumentation
+from llama_index.core.bridge.pydantic import PrivateAttr, field_serializer
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
+
+from rag_explain import Explanation, Hit
+from rag_explain.retrieval import Found
+from rag_explain.types import Embedded, Hits
+
+logger = logging.getLogger(__name__)
+dispatcher = instrumentation.get_dispatcher(__name__)  # type: ignore[attr-defined]  # documented, re-exported
+
+
+class ExplainedNode(NodeWithScore):
+    """What the retriever returned, with its `hit`: score, status, and the explanation, computed on first use.
+
+    The node inside is the retriever's own and is not touched: nothing is added to its metadata, its hash stays.
+    """
+
+    _hit: Hit | None = PrivateAttr(default=None)
+
+    @classmethod
+    def beside(cls, node: NodeWithScore, hit: Hit | None) -> ExplainedNode:
+        """The same node and score, with a hit beside them."""
+        explained = cls.model_construct(node=node.node, score=node.score)
+        explained._hit = hit
+        return explained
+
+    @property
+    def hit(self) -> Hit:
+        """The index's score, the exact similarity, and where the explanation stands."""
+        if self._hit is None:
+            raise AttributeError("this node did not come from an ExplainingRetriever")
+        return self._hit
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """Computed on first use; None when it was skipped or failed, and then `hit.reason` says why."""
+        return self.hit.explanation
+
+    def __repr_name__(self) -> str:
+        return NodeWithScore.__name__
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """LlamaIndex drops private attributes from pickles."""
+        return ExplainedNode.beside, (NodeWithScore(node=self.node, score=self.score), self._hit)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NodeWithScore):
+            return NotImplemented
+        return self.node == other.node and self.score == other.score
+
+    __hash__ = None  # type: ignore[assignment]  # like every NodeWithScore: its score may be set
+
+
+class ExplanationEvent(BaseEvent):
+    """What a retrieval found and why, as far as that has been computed; serialised as plain data."""
+
+    query: str
+    hits: Any
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The event's name in traces."""
+        return "ExplanationEvent"
+
+    @field_serializer("hits")
+    def _plain(self, hits: Hits) -> list[dict[str, Any]]:
+        return [hit.to_dict() for hit in hits]
+
+
+def announce(query: str, hits: Hits) -> None:
+    """Send the event; a handler that fails does not fail the retrieval."""
+    try:
+        dispatcher.event(ExplanationEvent(query=query, hits=hits))
+    except Exception as error:
+        logger.warning("the explanation event was not sent: %s: %s", type(error).__name__, error)
+
+
+def embedded(node: BaseNode) -> Embedded | None:
+    """The string that was embedded, and where in it the node's own text stands; None when it has no text."""
+    try:
+        string = node.get_content(metadata_mode=MetadataMode.EMBED)
+        text = node.get_content(metadata_mode=MetadataMode.NONE)
+    except Exception as error:
+        logger.warning("the text of node %r cannot be read: %s: %s", node.node_id, type(error).__name__, error)
+        return None
+    if not isinstance(string, str) or not isinstance(text, str):
+        return None
+    if string == text:
+        return Embedded(string)
+    # The template is filled in and stripped: blanks at the end of the text may be gone.
+    for candidate in (text, text.rstrip(), text.strip()):
+        start = _find(string, candidate, getattr(node, "text_template", "{content}"))
+        if candidate and start >= 0:
+            return Embedded(string, start, start + len(candidate))
+    return Embedded(string)
+
+
+def _find(string: str, text: str, template: str) -> int:
+    """Metadata may repeat the text: look from the side where the template puts it."""
+    return string.find(text) if template.lstrip().startswith("{content}") else string.rfind(text)
+
+
+def query_string(bundle: QueryBundle) -> tuple[str, str | None]:
+    """The string that was embedded for a query, and why it was not the only one."""
+    strings = bundle.embedding_strs
+    if len(strings) == 1:
+        return strings[0], None
+    return (
+        bundle.query_str,
+        f"the query's embedding is the mean of {len(strings)} strings'; the query itself is explained",
+    )
+
+
+def found(nodes: Sequence[NodeWithScore]) -> Iterator[Found]:
+    """The nodes as `rag_explain` knows documents."""
+    for node in nodes:
+        yield Found(
+            id=node.node.node_id,
+            text=embedded(node.node),
+            score=None if node.score is None else float(node.score),
+            metadata=node.node.metadata,
+        )
