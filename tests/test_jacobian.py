@@ -119,6 +119,7 @@ def test_the_reference_similarities_are_the_cosines_with_the_empty_text() -> Non
 
 
 def test_a_large_reference_similarity_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     explainer = Explainer(tiny("bert", "cls"), "ij", layer=2)
     explanation = explainer.explain(QUERY, QUERY)
     found = explanation.references

@@ -11,6 +11,7 @@ from rag_explain.methods.alignment import Alignment
 from rag_explain.methods.base import ColdDocument, Method, PairMethod
 from rag_explain.methods.baselines import Gradient, IntegratedGradients, Random, TokenEmbeddings
 from rag_explain.methods.bilrp import BiLRP, HessianProduct
+from rag_explain.methods.bti import BTI
 from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians
 from rag_explain.methods.pooled import Pooled
 
@@ -24,6 +25,7 @@ METHODS: dict[str, type[Method]] = {
         ExactJacobians,
         Pooled,
         Alignment,
+        BTI,
         TokenEmbeddings,
         Gradient,
         IntegratedGradients,
