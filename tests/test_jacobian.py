@@ -93,7 +93,7 @@ def test_cold_warm_and_padded_batches_agree(method: str, architecture: str) -> N
     (half,) = explainer.factor([QUERY], "query")
     batch = explainer.encoder.tokenize(documents, "document")
     cold = explainer.method.cold(half, batch)
-    warm = [explainer.method.warm(half, factors) for factors in explainer.factor(documents)]
+    warm = [explainer.method.pair(half, factors) for factors in explainer.factor(documents)]
     alone = [explainer.explain(QUERY, document) for document in documents]
     for one, two, three in zip(cold, warm, alone, strict=True):
         np.testing.assert_allclose(one.matrix, two.matrix, atol=2e-6)
