@@ -2,11 +2,11 @@
 
     python benchmarks/layers.py --data FOLDER_WITH_STSBENCHMARK [--pairs 60] [--json layers.json]
 
-For each pair of sentences the word pairs are ranked by an explanation. The words of the best pair are deleted from their
-sentences, then those of the next pair with a word left, and so on until a sentence is empty. The encoder scores every
-step. A faithful ranking makes the score fall fast: the figure is the mean of score / first score over the steps, lower is
-better. `random` and `bilrp` stand beside the layers of `ij`. Deleting words takes sentences away from what the encoder
-was trained on, as in every test of this kind; the comparison is between rankings under the same deletions.
+For each pair of sentences the word pairs are ranked by an explanation. The words of the best pair are deleted from
+their sentences, then those of the next pair with a word left, and so on until a sentence is empty. The encoder scores
+every step. A faithful ranking makes the score fall fast: the figure is the mean of score / first score over the steps,
+lower is better. `random` and `bilrp` stand beside the layers of `ij`. Deleting words takes sentences away from what the
+encoder was trained on, as in every test of this kind; the comparison is between rankings under the same deletions.
 """
 
 from __future__ import annotations

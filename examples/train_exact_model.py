@@ -8,8 +8,8 @@ defaults are those of Moeller et al. (2024): 5 epochs of 16 pairs, learning rate
 warming up, weight decay 0.01. `--steps` is for a short run on a CPU; its figures say that it works and no more.
 
 Reported: Spearman's correlation with the human scores on the dev set before and after, and by block how the exact
-attributions of the shifted model agree with the approximate ones (`ij`) of the model beside it, as in section 4.4 of the
-paper: Spearman's and Pearson's correlation of all token pairs, and the overlap (Jaccard) of the top 10 and top 3 pairs.
+attributions of the shifted model agree with the approximate ones (`ij`) of the model beside it, as in section 4.4 of
+the paper: Spearman's and Pearson's correlation of all token pairs, and the overlap (Jaccard) of the top 10 and top 3.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rag_explain import models
+from rag_explain.comparison import Compared, Comparison
 from rag_explain.contrast import Contrast
 from rag_explain.documents import BUCKET_TOKENS, Documents
 from rag_explain.encoder import Encoder, as_passages
-from rag_explain.errors import InvalidInput
-from rag_explain.methods import ColdDocument, PairMethod, make
+from rag_explain.errors import InvalidInput, RagExplainError
+from rag_explain.methods import ColdDocument, PairMethod, applicable, make
+from rag_explain.methods.subspace import Slices, split
 from rag_explain.multivector import MultiVector
 from rag_explain.store import Store
 from rag_explain.types import Embedded, Explanation, Factors, Role, Token
@@ -40,7 +42,8 @@ class Explainer:
     Safe to use from several threads; the model it was given is never changed.
 
     Args:
-        model: a name, a folder, or a loaded SentenceTransformer or MultiVectorEncoder, whose weights are then shared.
+        model: a name, a folder, or a loaded SentenceTransformer or MultiVectorEncoder, whose weights are then shared;
+            or another explainer's `encoder`.
         method: a name from docs/methods.md; None: `alignment` for a multi-vector encoder, else `bilrp`.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
@@ -50,7 +53,7 @@ class Explainer:
 
     def __init__(
         self,
-        model: str | Path | SentenceTransformer | MultiVectorEncoder,
+        model: str | Path | SentenceTransformer | MultiVectorEncoder | Encoder,
         method: str | None = None,
         *,
         layer: int | None = None,
@@ -58,8 +61,7 @@ class Explainer:
         store: str | Path | Store | None = None,
         **options: Any,
     ) -> None:
-        loaded, name = models.load(model, device)
-        self.encoder = as_encoder(loaded, name, device)
+        self.encoder = model if isinstance(model, Encoder) else as_encoder(*models.load(model, device), device)
         self.method = make(method, self.encoder, layer, options)
         self._queries: OrderedDict[str, Factors] = OrderedDict()
         self._queries_lock = threading.Lock()
@@ -120,6 +122,46 @@ class Explainer:
         pairs = ((as_passages([text])[0], name) for text, name in zip(texts, names, strict=ids is not None))
         with _quiet_torch(self.encoder), _progress(progress, total) as advance:
             return self._documents.precompute(pairs, advance)
+
+    def subspaces(self, query: str, document: str | Embedded, slices: Slices) -> dict[str, Explanation]:
+        """The explanation of a pair split by named slices of the embedding, which sum to the whole.
+
+        `slices` maps names to `slice` objects or to (start, stop); dimensions in none of them come last. Each slice's
+        score is its part of the whole score.
+        """
+        if not self.method.bilinear:
+            raise InvalidInput(f"{self.method.name} is not a product of factors, so it has no parts by dimension")
+        half, passage = self.factor([query], "query")[0], as_passages([document])[0]
+        parts = split(half, self.factor([passage])[0], slices)
+        return {
+            name: self._explanation(query, half.tokens, half.truncated, passage, part, {"subspace": name})
+            for name, part in parts.items()
+        }
+
+    def compare(
+        self, query: str, document: str | Embedded, methods: Sequence[str | Mapping[str, Any]] | None = None
+    ) -> Comparison:
+        """The same pair under several methods, side by side, with how far they agree.
+
+        A method is a name, or a mapping with "method" and its options, such as {"method": "ij", "layer": 5}. None: all
+        methods that explain pairs of this encoder. One that refuses the encoder is listed with its reason.
+        """
+        chosen = applicable(self.encoder) if methods is None else methods
+        if isinstance(chosen, str) or not chosen:
+            raise InvalidInput("compare takes a list of at least one method")
+        return Comparison.of([self._compared(query, document, choice) for choice in chosen])
+
+    def _compared(self, query: str, document: str | Embedded, choice: str | Mapping[str, Any]) -> Compared:
+        options: dict[str, Any] = {"method": choice} if isinstance(choice, str) else dict(choice)
+        label = " ".join(str(value) if key == "method" else f"{key}={value}" for key, value in options.items())
+        start = time.perf_counter()
+        try:
+            with Explainer(self.encoder, **options) as other:
+                start = time.perf_counter()
+                explanation = other.explain(query, document)
+        except RagExplainError as error:
+            return Compared(label, None, time.perf_counter() - start, str(error))
+        return Compared(label, explanation, time.perf_counter() - start)
 
     def factor(self, texts: Sequence[str | Embedded], role: Role = "document") -> list[Factors]:
         """Each text's half of every explanation, always computed here and now."""

@@ -149,7 +149,7 @@ def test_factors_are_kept_like_any_others() -> None:
     explainer = Explainer(tiny("bert"), "alignment")
     (half,), documents = explainer.factor([QUERY], "query"), explainer.factor(DOCUMENTS)
     for document, explanation in zip(documents, explainer.explain_many(QUERY, DOCUMENTS), strict=True):
-        np.testing.assert_allclose(explainer.method.warm(half, document).matrix, explanation.matrix, atol=1e-6)
+        np.testing.assert_allclose(explainer.method.pair(half, document).matrix, explanation.matrix, atol=1e-6)
 
 
 def test_other_methods_refuse_a_multivector_encoder() -> None:

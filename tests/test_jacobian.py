@@ -93,7 +93,7 @@ def test_cold_warm_and_padded_batches_agree(method: str, architecture: str) -> N
     (half,) = explainer.factor([QUERY], "query")
     batch = explainer.encoder.tokenize(documents, "document")
     cold = explainer.method.cold(half, batch)
-    warm = [explainer.method.warm(half, factors) for factors in explainer.factor(documents)]
+    warm = [explainer.method.pair(half, factors) for factors in explainer.factor(documents)]
     alone = [explainer.explain(QUERY, document) for document in documents]
     for one, two, three in zip(cold, warm, alone, strict=True):
         np.testing.assert_allclose(one.matrix, two.matrix, atol=2e-6)
@@ -119,6 +119,7 @@ def test_the_reference_similarities_are_the_cosines_with_the_empty_text() -> Non
 
 
 def test_a_large_reference_similarity_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     explainer = Explainer(tiny("bert", "cls"), "ij", layer=2)
     explanation = explainer.explain(QUERY, QUERY)
     found = explanation.references

@@ -102,7 +102,7 @@ def test_notices_and_source_name_what_a_reader_must_know() -> None:
     explanation = explain(surrogate="a reranker made\x1b the score", references={"query": 0.25})
     assert view.notices(explanation) == [
         "Surrogate: a reranker made\ufffd the score",
-        "Reference similarities: query +0.2500",
+        "References: query 0.25",
     ]
     assert view.source(explanation) == "bilrp · all-MiniLM-L6-v2 · layer 0"
 

@@ -42,6 +42,7 @@ class Alignment(Method):
     """
 
     name = "alignment"
+    bilinear = False
 
     def __init__(
         self,

@@ -72,6 +72,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     additive: ClassVar[bool] = True
+    # Whether the matrix is the product of the two texts' factors, and nothing is chosen from it afterwards.
+    bilinear: ClassVar[bool] = True
     # Whether a text's factors serve every pair it is in, and are therefore worth keeping.
     cacheable: ClassVar[bool] = True
 
@@ -158,6 +160,7 @@ class PairMethod(Method):
     """A method that needs both texts at once: nothing of it can be kept for another pair."""
 
     additive = False
+    bilinear = False
     cacheable = False
 
     @abstractmethod

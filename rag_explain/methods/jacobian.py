@@ -172,7 +172,7 @@ class JacobianMethod(Method):
                 f"a reference similarity is {large:.2f}: an empty text already scores that much, "
                 "and the pairs cannot be trusted to that extent"
             )
-            _log.warning("%s: %s", self.name, note)
+            _log.info("%s: %s", self.name, note)  # it travels with the result: no need to fill the host's log
         return replace(document, references=references, note=note)
 
     def _similarities(self, query: Factors, embedding: Array, rest: Array) -> dict[str, float]:

@@ -144,8 +144,10 @@ def notices(explanation: Explanation) -> list[str]:
     if explanation.query is None or explanation.document is None:
         found.append("The texts were not kept: words are shown by their numbers.")
     if explanation.references:
-        known = ", ".join(f"{key} {value:+.4f}" for key, value in explanation.references.items())
-        found.append(f"Reference similarities: {known}")
+        known = ", ".join(f"{key} {value:.4g}" for key, value in explanation.references.items())
+        found.append(f"References: {known}")
+    if "note" in explanation.provenance:
+        found.append(f"Note: {explanation.provenance['note']}")
     return [visible(notice) for notice in found]
 
 

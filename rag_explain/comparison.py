@@ -1,0 +1,114 @@
+"""One pair under several methods: what each says, what it costs, and how far they agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rag_explain.plain import plain
+from rag_explain.types import Explanation
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One method's answer.
+
+    Attributes:
+        method: its name, with the options that were given.
+        explanation: None when the method refused; `reason` says why.
+        seconds: the time of one explanation with nothing kept from before.
+    """
+
+    method: str
+    explanation: Explanation | None
+    seconds: float
+    reason: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """The largest relative error that the method itself reports of its two halves; None where it has none."""
+        references = {} if self.explanation is None else self.explanation.references or {}
+        errors = [value for key, value in references.items() if key.endswith("_error")]
+        return max(errors, default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Several methods on one pair.
+
+    Attributes:
+        agreement: (m, m) float64, Spearman's rank correlation of the values that two methods give to the
+        pairs of words;
+            NaN where a method refused or gives all pairs the same value.
+    """
+
+    rows: tuple[Compared, ...]
+    agreement: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: Sequence[Compared]) -> Comparison:
+        """Compare answers about the same pair of texts."""
+        words = [None if row.explanation is None else row.explanation.by_word() for row in rows]
+        agreement = np.full((len(rows), len(rows)), math.nan)
+        for i, one in enumerate(words):
+            for j, other in enumerate(words):
+                if one is not None and other is not None:
+                    agreement[i, j] = rank_correlation(one.pairs.ravel(), other.pairs.ravel())
+        agreement.flags.writeable = False
+        return cls(tuple(rows), agreement)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: the table, with every explanation in full."""
+        return {
+            "rows": [
+                {
+                    "method": row.method,
+                    "score": None if row.explanation is None else row.explanation.score,
+                    "gap": None if row.explanation is None else row.explanation.gap,
+                    "error": plain(row.error),
+                    "seconds": row.seconds,
+                    "reason": row.reason,
+                    "explanation": None if row.explanation is None else row.explanation.to_dict(),
+                }
+                for row in self.rows
+            ],
+            "agreement": plain(self.agreement),
+        }
+
+    def __rich__(self) -> RenderableType:
+        from rag_explain.render.comparison import comparison_view
+
+        return comparison_view(self)
+
+    def __str__(self) -> str:
+        from rag_explain.render.comparison import comparison_text
+
+        return comparison_text(self)
+
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(row.method for row in self.rows)})"
+
+
+def rank_correlation(left: NDArray[Any], right: NDArray[Any]) -> float:
+    """Spearman's correlation: Pearson's of the ranks, where equal values share their mean rank."""
+    if left.shape != right.shape or left.size < 2:
+        return math.nan
+    a, b = (_ranks(np.asarray(values, dtype=np.float64)) for values in (left, right))
+    a, b = a - a.mean(), b - b.mean()
+    size = math.sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / size if size > 0 else math.nan
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[place]
+    return ranks

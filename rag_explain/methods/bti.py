@@ -1,0 +1,212 @@
+"""BTI (Malkiel et al. 2022): salient words of both texts, matched with one another.
+
+1. E, the tokens' vectors at the input of block `layer`. With `layer` 0 that is the embedding output, after positions
+   were added and after the embedding norm where the encoder has one.
+2. F, the mean of the last block's vectors over the tokens of the text; special tokens and prompts are left out, so the
+   cosine C of the two F is close to the encoder's own similarity but not the same number.
+3. Saliency of a token: sum over dimensions of ReLU(E * dC/dE), scaled to [0, 1] over the text (min-max).
+4. Words: the mean of their tokens' vectors, the maximum of their tokens' saliencies.
+5. Each word is matched with the word of the other text whose vector has the largest cosine, from both sides.
+6. The score of a matched pair is cosine * saliency * saliency. MeanShift clusters the scores, and the pairs of the top
+   clusters are the explanation.
+
+Two backward passes, and nothing adds up to anything: the scores rank pairs of words. How many clusters to show is not
+fixed by the method: `clusters` is 2 here. The paper's ablations are `saliency="gradient"` (ReLU(dC/dE) alone),
+`saliency="activation"` (ReLU(E) alone) and `layer=` the number of blocks (the last layer's output in place of E).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rag_explain.encoder import Batch, Encoder
+from rag_explain.errors import InvalidInput, MissingExtra
+from rag_explain.linear import JACOBIAN, AffineMap, Recorder
+from rag_explain.methods.base import ColdDocument, PairMethod, to_numpy
+from rag_explain.methods.baselines import similarities
+from rag_explain.segments import group, word_spans
+from rag_explain.types import Array, Token
+
+Saliency = Literal["product", "gradient", "activation"]
+
+
+class BTI(PairMethod):
+    """`bti`: the most salient pairs of words that are each other's like.
+
+    Args:
+        saliency: what makes a token salient: E * dC/dE, dC/dE or E.
+        clusters: how many of the top clusters of pair scores to keep; None: all matched pairs.
+    """
+
+    name = "bti"
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        layer: int | None = None,
+        *,
+        saliency: Saliency = "product",
+        clusters: int | None = 2,
+        budget: int | None = None,
+    ) -> None:
+        last = layer == encoder.blocks
+        super().__init__(encoder, 0 if last else layer, budget=budget)
+        if last:  # unlike the input of a block, the output of the last one is an ablation of this method alone
+            self.layer = encoder.blocks
+        if saliency not in get_args(Saliency):
+            raise InvalidInput(f"saliency must be one of {', '.join(get_args(Saliency))}, not {saliency!r}")
+        if clusters is not None and clusters < 1:
+            raise InvalidInput(f"clusters must be at least 1, or None for all pairs, not {clusters}")
+        self.saliency = saliency
+        self.clusters = clusters
+        _mean_shift()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"layer": self.layer, "saliency": self.saliency, "clusters": self.clusters}
+
+    def explain(self, query: Batch, documents: Batch) -> list[ColdDocument]:
+        left, own = self._freeze(query)
+        right, theirs = self._freeze(documents)
+        scores = similarities(self.encoder, own[0], theirs)
+        result = []
+        for index in range(len(documents)):
+            cosine, by_left, by_right = _cosine(left.embedding[0], right.embedding[index])
+            # One document's cotangent at a time: documents do not meet in the pass, so the others' are zero.
+            asked = left.pull(by_left[None, None])[0][0, 0]
+            cotangent = torch.zeros_like(right.embedding)
+            cotangent[index] = by_right
+            found = right.pull(cotangent[None])[0][0, index]
+            one = self._words(query, 0, left.hidden[0], asked)
+            other = self._words(documents, index, right.hidden[index], found)
+            result.append(self._match(one, other, float(scores[index]), documents.truncated[index], cosine))
+        return result
+
+    def _freeze(self, batch: Batch) -> tuple[AffineMap, Tensor]:
+        """The encoder's derivative from E to F, and the encoder's own embeddings (D, e)."""
+        words = torch.zeros_like(batch.features["attention_mask"], dtype=self.encoder.dtype)
+        for index, tokens in enumerate(batch.tokens):
+            kept = [token.part == "text" for token in tokens]
+            words[index, batch.positions(index)] = words.new_tensor(kept)
+        shares = words / words.sum(dim=1, keepdim=True).clamp_min(1)
+        pooled: list[Tensor] = []
+        with Recorder(JACOBIAN) as recorder:
+
+            def visit(block: int, hidden: Tensor) -> Tensor:
+                if block == self.layer:
+                    hidden = hidden.clone()
+                    recorder.mark(hidden)
+                if block == self.encoder.blocks:
+                    pooled.append((hidden * shares[..., None]).sum(dim=1))
+                return hidden
+
+            own = self.encoder.run(batch, visit, lambda name: setattr(recorder, "where", name))
+        return recorder.freeze(pooled[0]), own
+
+    def _words(self, batch: Batch, index: int, vectors: Tensor, gradient: Tensor) -> Words:
+        here = batch.positions(index)
+        vectors, gradient = vectors[here], gradient[here]
+        kinds = {"product": vectors * gradient, "gradient": gradient, "activation": vectors}
+        return to_words(
+            batch.tokens[index],
+            batch.texts[index].text,
+            to_numpy(vectors),
+            to_numpy(kinds[self.saliency].relu().sum(dim=-1)),
+            truncated=batch.truncated[index],
+        )
+
+    def _match(self, one: Words, other: Words, score: float, truncated: bool, cosine: float) -> ColdDocument:
+        cosines = _cosines(one.vectors, other.vectors)
+        table = top_clusters(pair_scores(cosines, one.saliency, other.saliency), self.clusters)
+        return ColdDocument(
+            other.tokens,
+            np.pad(table, ((0, 1), (0, 1))),
+            score,
+            truncated,
+            references={"cosine": cosine},
+            similarities=cosines,
+            query_tokens=one.tokens,
+            unit="word",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """The words of a text: vectors (w, h), the means of their tokens'; saliency (w,) in [0, 1], the maxima."""
+
+    tokens: tuple[Token, ...]
+    vectors: Array
+    saliency: Array
+
+
+def to_words(tokens: tuple[Token, ...], text: str, vectors: Array, saliency: Array, *, truncated: bool) -> Words:
+    """From tokens to words. The saliency is scaled to [0, 1] over the tokens of the text, before they are joined."""
+    spans = [(token.start, token.end) if token.part == "text" else (0, 0) for token in tokens]
+    found, owners = group(spans, word_spans(text), join=True, clip=truncated)
+    if not found:
+        raise InvalidInput("the text has no words to explain: give a text that is not empty")
+    inside = np.array([token.part == "text" for token in tokens])
+    low, high = saliency[inside].min(), saliency[inside].max()
+    scaled = (saliency - low) / (high - low) if high > low else np.ones_like(saliency)
+    members = [np.array(owners) == word for word in range(len(found))]
+    return Words(
+        tuple(Token(text[start:end], start, end) for start, end in found),
+        np.stack([vectors[member].mean(axis=0) for member in members]),
+        np.array([scaled[member].max() for member in members], dtype=np.float32),
+    )
+
+
+def pair_scores(cosines: Array, left: Array, right: Array) -> Array:
+    """(w_q, w_d): cosine * saliency * saliency where a word is the other's best match, from either side; else zero."""
+    matched = np.zeros(cosines.shape, dtype=bool)
+    matched[np.arange(len(left)), cosines.argmax(axis=1)] = True
+    matched[cosines.argmax(axis=0), np.arange(len(right))] = True
+    scores: Array = np.where(matched, cosines * left[:, None] * right[None, :], 0).astype(np.float32)
+    return scores
+
+
+def top_clusters(scores: Array, clusters: int | None) -> Array:
+    """The scores of the top clusters; the others become zero."""
+    values = np.unique(scores[scores > 0])
+    if clusters is None or len(values) < 2:
+        return scores
+    mean_shift, estimate = _mean_shift()
+    points: NDArray[np.float64] = scores[scores > 0].astype(np.float64)[:, None]
+    # scikit-learn's own choice, but never from fewer than two neighbours: the first is the point itself.
+    bandwidth = estimate(points, quantile=min(1.0, max(0.3, 2 / len(points))))
+    if not bandwidth > 0:  # most scores are equal: as narrow as the closest two that are not
+        bandwidth = float(np.diff(values).min())
+    model = mean_shift(bandwidth=bandwidth).fit(points)
+    best = np.argsort(-model.cluster_centers_[:, 0], kind="stable")[:clusters]
+    kept = np.zeros_like(scores)
+    kept[scores > 0] = np.where(np.isin(model.labels_, best), points[:, 0], 0)
+    return kept
+
+
+def _cosine(left: Tensor, right: Tensor) -> tuple[float, Tensor, Tensor]:
+    """The cosine of two vectors (e,), and its gradients by both."""
+    tiny = torch.finfo(left.dtype).tiny
+    one, other = left.norm().clamp_min(tiny), right.norm().clamp_min(tiny)
+    a, b = left / one, right / other
+    cosine = a @ b
+    return float(cosine), (b - cosine * a) / one, (a - cosine * b) / other
+
+
+def _cosines(left: Array, right: Array) -> Array:
+    lengths = np.linalg.norm(left, axis=1)[:, None] * np.linalg.norm(right, axis=1)[None, :]
+    cosines: Array = (left @ right.T / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
+    return cosines
+
+
+def _mean_shift() -> tuple[Any, Any]:
+    try:
+        from sklearn.cluster import MeanShift, estimate_bandwidth
+    except ImportError as error:
+        raise MissingExtra("scikit-learn", "bti") from error
+    return MeanShift, estimate_bandwidth
