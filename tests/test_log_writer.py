@@ -133,7 +133,18 @@ def test_computing_stops_before_dropping_starts(tmp_path):
     assert states.count("ready") == 7
 
 
-def test_closing_does_not_compute(tmp_path):
+def test_closing_computes_what_is_pending_when_there_is_time(tmp_path):
+    with ExplanationLog(tmp_path) as log:
+        record_id = log.record(query=QUERY, hits=[hit(handle=Lazy(explanation))])
+    assert find(tmp_path, record_id).hits[0].explanation is not None
+    log = ExplanationLog(tmp_path)
+    record_id = log.record(query=QUERY, hits=[hit(handle=Lazy(lambda: time.sleep(0.2) or explanation()))] * 2)
+    later = log.record(query=QUERY, hits=[hit(handle=Lazy(explanation))])
+    assert log.close(compute=False)
+    assert find(tmp_path, later).data["hits"][0]["status"] == "pending"
+
+
+def test_closing_stops_computing_when_there_is_none(tmp_path):
     started, go_on = threading.Event(), threading.Event()
 
     def slow():
