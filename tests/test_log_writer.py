@@ -37,6 +37,10 @@ def test_record_and_read_back(log):
         log.find("0" * 32)
 
 
+def test_a_log_without_records_is_empty(log):
+    assert list(log.records()) == []
+
+
 def test_the_caller_may_change_its_metadata_afterwards(log):
     metadata, source = {"user": ["anna"]}, {"page": 1}
     record_id = log.record(query=QUERY, hits=[hit(metadata=source)], metadata=metadata)

@@ -286,7 +286,7 @@ class ExplanationLog:
     def records(self) -> Iterator[Record]:
         """Everything in the log, what is still waiting included."""
         self.flush()
-        return reader.records(self.folder.path)
+        return reader.records(self.folder.path) if self.folder.path.exists() else iter(())
 
     def find(self, record_id: str) -> Record:
         """The record with this id."""
