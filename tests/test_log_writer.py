@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import subprocess
 import sys
 import threading
@@ -35,6 +36,10 @@ def test_record_and_read_back(log):
     assert log.find(record_id[:8]).id == record_id
     with pytest.raises(LogError, match="no record"):
         log.find("0" * 32)
+
+
+def test_a_log_without_records_is_empty(log):
+    assert list(log.records()) == []
 
 
 def test_the_caller_may_change_its_metadata_afterwards(log):
@@ -102,6 +107,19 @@ def test_explanations_are_computed_in_the_background(log):
     assert threads == ["rag-explain-log"]
 
 
+def test_the_background_gives_way_to_the_host(log):
+    found = []
+
+    def compute():
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return explanation()
+
+    log.record(query=QUERY, hits=[hit(handle=Lazy(compute))])
+    log.flush()
+    assert found == [10]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 10
+
+
 def test_pending_can_be_left(tmp_path):
     with ExplanationLog(tmp_path, pending="leave") as log:
         original = hit(handle=Lazy(explanation))
@@ -133,7 +151,18 @@ def test_computing_stops_before_dropping_starts(tmp_path):
     assert states.count("ready") == 7
 
 
-def test_closing_does_not_compute(tmp_path):
+def test_closing_computes_what_is_pending_when_there_is_time(tmp_path):
+    with ExplanationLog(tmp_path) as log:
+        record_id = log.record(query=QUERY, hits=[hit(handle=Lazy(explanation))])
+    assert find(tmp_path, record_id).hits[0].explanation is not None
+    log = ExplanationLog(tmp_path)
+    record_id = log.record(query=QUERY, hits=[hit(handle=Lazy(lambda: time.sleep(0.2) or explanation()))] * 2)
+    later = log.record(query=QUERY, hits=[hit(handle=Lazy(explanation))])
+    assert log.close(compute=False)
+    assert find(tmp_path, later).data["hits"][0]["status"] == "pending"
+
+
+def test_closing_stops_computing_when_there_is_none(tmp_path):
     started, go_on = threading.Event(), threading.Event()
 
     def slow():
