@@ -1,6 +1,6 @@
 """Writes docs/architectures.md: every architecture that the tests build, measured against its oracle.
 
-    python benchmarks/architectures.py
+python benchmarks/architectures.py
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rag_explain.methods.bilrp import freeze
 TARGET = Path(__file__).parents[1] / "docs" / "architectures.md"
 HEAD = """# Architectures
 
-Made by `python benchmarks/architectures.py`, on small random weights in float64. "Push against the oracle" compares with
-one backward pass per embedding dimension through a copy of the model in which every module follows the rules;
-"conservation" is |sum of rows + rest - embedding| / |embedding|. Where a model itself computes a part in float32, agreement
-ends at about 1e-7.
+Made by `python benchmarks/architectures.py`, on small random weights in float64. "Push against the oracle" compares
+with one backward pass per embedding dimension through a copy of the model in which every module follows the rules;
+"conservation" is |sum of rows + rest - embedding| / |embedding|. Where a model itself computes a part in float32,
+agreement ends at about 1e-7.
 
 Any model that transformers can run is tried in the same way, by what its tensor operations are; an operation without a
 rule is refused by name. `rag-explain doctor MODEL` says what is true of yours.

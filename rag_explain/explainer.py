@@ -133,9 +133,9 @@ class Explainer:
             raise InvalidInput(f"{self.method.name} is not a product of factors, so it has no parts by dimension")
         half, passage = self.factor([query], "query")[0], as_passages([document])[0]
         parts = split(half, self.factor([passage])[0], slices)
+        sides = (half.tokens, half.truncated, half.fingerprint)
         return {
-            name: self._explanation(query, half.tokens, half.truncated, passage, part, {"subspace": name})
-            for name, part in parts.items()
+            name: self._explanation(query, *sides, passage, part, {"subspace": name}) for name, part in parts.items()
         }
 
     def compare(

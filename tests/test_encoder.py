@@ -272,3 +272,29 @@ def test_callers_torch_modes_do_not_reach_in():
     np.testing.assert_allclose(plain, inside, atol=1e-5)  # bfloat16 would be off by 1e-2
     with torch.enable_grad():
         np.testing.assert_allclose(plain, explainer.explain(*TEXTS).matrix, atol=1e-5)
+
+
+class InPlaceActivation(nn.Module):
+    """nn.ReLU(inplace=True) and friends: followed, since nothing else looks at the memory."""
+
+    def forward(self, features):
+        x = features["sentence_embedding"] * 2.0
+        features["sentence_embedding"] = torch.relu_(x)
+        return features
+
+
+class WritesIntoABuffer(nn.Module):
+    """out[:, :4] = x: a value that depends on the tokens hidden in one that does not."""
+
+    def forward(self, features):
+        x = features["sentence_embedding"]
+        out = torch.zeros_like(x)
+        out[:, :4] = x[:, :4]
+        features["sentence_embedding"] = out
+        return features
+
+
+def test_in_place_operations_are_followed_or_refused():
+    _check_equal_to_the_model(tiny("bert", after=lambda: [InPlaceActivation()], dtype=torch.float32))
+    with pytest.raises(UnsupportedOperation, match=r"writes into a tensor with aten\.copy_"):
+        Explainer(tiny("bert", after=lambda: [WritesIntoABuffer()]))

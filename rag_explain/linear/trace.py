@@ -25,6 +25,7 @@ from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear.affine import AffineMap
 from rag_explain.linear.operations import Operation, Scale
 from rag_explain.linear.rules import Rules
+from rag_explain.linear.table import TABLE, unknown
 
 Function = Callable[[Tensor], Tensor]
 
@@ -225,16 +226,40 @@ class _Listener(TorchDispatchMode):
         self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from rag_explain.linear.table import TABLE, in_place, unknown
-
         kwargs = kwargs or {}
         if not _touches(self.recorder.nodes, args) and not _touches(self.recorder.nodes, kwargs.values()):
             return func(*args, **kwargs)
         if func._schema.is_mutable:
-            return in_place(self.recorder, func, args, kwargs)
+            return _in_place(self.recorder, func, args, kwargs)
         out = func(*args, **kwargs)
         TABLE.get(func.overloadpacket, unknown)(self.recorder, func, args, kwargs, out)
         return out
+
+
+def _in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.op_(...)` is `x = x.op(...)`, unless other values share x's memory: then there is no telling what changed."""
+    target = args[0]
+    node = rec.find(target)
+    plain = getattr(torch.ops.aten, str(func.overloadpacket).removeprefix("aten.").removesuffix("_"), None)
+    used = (
+        *(other.tensor for other in rec.nodes.values() if other is not node),
+        *(value for operation in rec.operations for value in vars(operation).values() if isinstance(value, Tensor)),
+    )
+    if node is None or plain not in TABLE or any(_memory(value) == _memory(target) for value in used):
+        raise UnsupportedOperation(
+            f"the encoder writes into a tensor with {func.overloadpacket}, which cannot be followed: "
+            "use an encoder implementation without in-place operations"
+        )
+    before = target.clone()
+    del rec.nodes[id(target)]
+    rec.bind(before, node)
+    out = func(*args, **kwargs)
+    TABLE[plain](rec, func, (before, *args[1:]), kwargs, out)
+    return out
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _touches(nodes: dict[int, Node], values: Iterable[Any]) -> bool:

@@ -1,0 +1,250 @@
+"""Sums, products, norms and softmax: where values meet weights, and one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rag_explain.linear import operations as ops
+from rag_explain.linear.functions import apply, as_number, combine
+from rag_explain.linear.structure import one
+from rag_explain.linear.table import handles, unknown
+from rag_explain.linear.trace import Node, Recorder
+
+aten = torch.ops.aten
+
+
+@handles(aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+def matrices(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    added = func.overloadpacket in (aten.addmm, aten.baddbmm)
+    bias, left, right = args if added else (None, *args)
+    if added and (rec.find(bias) or kwargs.get("alpha", 1) != 1):
+        unknown(rec, func, args, kwargs, out)
+        return
+    constant = None if bias is None else bias * kwargs.get("beta", 1)
+    a, b = rec.find(left), rec.find(right)
+    if a and b:
+        _two_matrices(rec, a, b, out, constant)
+    elif a:
+        if left.ndim == 2:
+            one(rec, left, out, ops.Linear, weight=right, constant=constant)
+        else:
+            one(rec, left, out, ops.MixRight, matrix=right, constant=constant)
+    elif left.ndim == 3:
+        one(rec, right, out, ops.MixLeft, matrix=left, constant=constant)
+    else:
+        unknown(rec, func, args, kwargs, out)
+
+
+def _two_matrices(rec: Recorder, a: Node, b: Node, out: Tensor, constant: Tensor | None) -> None:
+    """A product of two values that both depend on the tokens: attention scores, or frozen nothing."""
+    if rec.rules.matrices == "refused" or a.tensor.ndim != 3:
+        rec.refuse(out, "there is no rule for a product of two matrices that both depend on the tokens")
+        return
+    left, right = rec.resolve(a), rec.resolve(b)
+    if left is None or right is None:
+        rec.refuse(out, a.poison or b.poison or "")
+        return
+    share = 0.5 if rec.rules.matrices == "half" else 1.0
+    first = rec.emit(ops.MixRight, left, like=out, matrix=b.tensor * share)
+    second = rec.emit(ops.MixLeft, right, like=out, matrix=a.tensor * share)
+    shape = tuple(out.shape)
+    slot = rec.emit(ops.Sum, first, second, like=out, in_shapes=(shape, shape), signs=(1.0, 1.0), constant=constant)
+    rec.bind(out, Node(out, slot))
+
+
+@handles(aten.add, aten.sub, aten.rsub)
+def add(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    left, right = args[:2]
+    weight = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    if func.overloadpacket is aten.rsub:
+        left, right = right, left
+        signs = (1.0, -float(weight))
+    else:
+        signs = (1.0, float(-weight if "sub" in str(func.overloadpacket) else weight))
+    if combine(rec, left, right, out, lambda x, y: x * signs[0] + y * signs[1], f"({{}}{signs[1]:+g}*{{}})", signs):
+        return
+    _sum(rec, [left, right], signs, out)
+
+
+def _sum(rec: Recorder, terms: list[Any], signs: tuple[float, ...], out: Tensor) -> None:
+    slots, shapes, kept, constant = [], [], [], None
+    statistic = True
+    for term, sign in zip(terms, signs, strict=True):
+        node = rec.find(term)
+        if node is None:
+            value = torch.as_tensor(term, dtype=out.dtype, device=out.device) * sign
+            constant = value if constant is None else constant + value
+            continue
+        slot = rec.resolve(node)
+        statistic = statistic and node.is_statistic
+        if slot is None:
+            rec.refuse(out, node.poison or "", is_statistic=node.is_statistic)
+            return
+        slots.append(slot)
+        shapes.append(tuple(term.shape))
+        kept.append(sign)
+    slot = rec.emit(ops.Sum, *slots, like=out, in_shapes=tuple(shapes), signs=tuple(kept), constant=constant)
+    rec.bind(out, Node(out, slot, is_statistic=statistic))
+
+
+@handles(aten.sum, aten.mean)
+def reduce(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    source = args[0]
+    dims = args[1] if len(args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else list(dims or range(source.ndim))
+    dims = tuple(sorted(d % source.ndim for d in dims))
+    size = ops.count([source.shape[d] for d in dims])
+    factor = 1.0 / size if func.overloadpacket is aten.mean else 1.0
+    # A mean of squares is the way to a norm's denominator.
+    curved = rec.nodes[id(source)].is_curved
+    one(rec, source, out, ops.Reduce, in_shape=tuple(source.shape), dims=dims, factor=factor)
+    rec.nodes[id(out)].is_statistic |= curved
+
+
+@handles(aten.where)
+def where(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    if len(args) != 3:
+        unknown(rec, func, args, kwargs, out)
+        return
+    mask, *branches = args
+    terms = []
+    for branch, chosen in zip(branches, (mask, ~mask), strict=True):
+        weight = chosen.to(out.dtype)
+        if rec.find(branch):
+            part = branch * weight
+            one(rec, branch, part, ops.Scale, in_shape=tuple(branch.shape), factor=weight)
+            terms.append(part)
+        else:
+            terms.append(torch.where(chosen, torch.as_tensor(branch, dtype=out.dtype), out.new_zeros(())))
+    _sum(rec, terms, (1.0, 1.0), out)
+
+
+@handles(aten.mul)
+def multiply(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    left, right = args
+    if combine(rec, left, right, out, lambda x, y: x * y, "({}*{})", None):
+        return
+    a, b = rec.find(left), rec.find(right)
+    if a and b:
+        _two_values(rec, a, b, out)
+    else:
+        source, factor = (left, right) if a else (right, left)
+        one(rec, source, out, ops.Scale, in_shape=tuple(source.shape), factor=factor)
+
+
+@handles(aten.div)
+def divide(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    left, right = args
+    if kwargs.get("rounding_mode") is not None:
+        unknown(rec, func, args, kwargs, out)
+        return
+    a, b = rec.find(left), rec.find(right)
+    if b is None:
+        number = as_number(right)
+        multiply(rec, func, (left, 1 / right if number is None else 1 / number), {}, out)
+        return
+    inverse = right.reciprocal()
+    apply(rec, b, inverse, torch.reciprocal, "1/{}", None)
+    if a is None:
+        multiply(rec, func, (left, inverse), {}, out)
+    else:
+        _two_values(rec, a, rec.nodes[id(inverse)], out)
+
+
+def _two_values(rec: Recorder, a: Node, b: Node, out: Tensor) -> None:
+    """x * y, both depending on the tokens: a norm and its denominator, or a gate and its signal."""
+    shares = _shares(rec, a, b)
+    if shares is None:
+        rec.refuse(
+            out,
+            a.poison or b.poison or "there is no rule for a product of two values that depend on the tokens",
+        )
+        return
+    slots, shapes = [], []
+    for node, other, share in ((a, b, shares[0]), (b, a, shares[1])):
+        if share == 0:
+            continue
+        slot = rec.resolve(node)
+        if slot is None:
+            rec.refuse(out, node.poison or "")
+            return
+        factor = other.tensor if share == 1 else other.tensor * share
+        slots.append(rec.emit(ops.Scale, slot, like=out, in_shape=tuple(node.tensor.shape), factor=factor))
+        shapes.append(tuple(out.shape))
+    if len(slots) == 2:
+        slots = [rec.emit(ops.Sum, *slots, like=out, in_shapes=tuple(shapes), signs=(1.0, 1.0))]
+    rec.bind(out, Node(out, slots[0], is_statistic=a.is_statistic and b.is_statistic))
+
+
+def _shares(rec: Recorder, a: Node, b: Node) -> tuple[float, float] | None:
+    """How much of x * y goes to x and to y."""
+    if rec.rules.gate == "product":
+        return 1.0, 1.0
+    if a.is_statistic != b.is_statistic:
+        return (0.0, 1.0) if a.is_statistic else (1.0, 0.0)
+    if a.poison or b.poison:
+        return None
+    if rec.rules.gate == "signal" and a.is_curved != b.is_curved:
+        return (0.0, 1.0) if a.is_curved else (1.0, 0.0)
+    return 0.5, 0.5
+
+
+@handles(aten.native_layer_norm)
+def layer_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    source, shape, weight, bias = args[:4]
+    value, mean, inverse = out
+    if len(shape) != 1:
+        unknown(rec, func, args, kwargs, value)
+        return
+    if rec.rules.norm == "frozen":
+        one(rec, source, value, ops.Center, inverse=inverse, weight=weight, constant=bias)
+    else:
+        factor = inverse if weight is None else inverse * weight
+        normalised = (source - mean) * inverse
+        one(rec, source, value, ops.CenterProject, factor=factor, normalised=normalised, constant=bias)
+
+
+@handles(aten.linalg_vector_norm)
+def vector_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    source = args[0]
+    order = args[1] if len(args) > 1 else 2
+    dims = args[2] if len(args) > 2 else None
+    if order != 2 or dims is None:
+        rec.refuse(
+            out,
+            f"there is no rule for the operation {func.overloadpacket} of order {order}",
+            is_statistic=True,
+        )
+        return
+    dims = tuple(sorted(d % source.ndim for d in dims))
+    length = out.reshape([1 if d in dims else n for d, n in enumerate(source.shape)])
+    direction = source / length.clamp_min(torch.finfo(source.dtype).tiny)
+    part = source * direction
+    in_shape = tuple(source.shape)
+    one(rec, source, part, ops.Scale, in_shape=in_shape, factor=direction)
+    one(rec, part, out, ops.Reduce, in_shape=in_shape, dims=dims, factor=1.0)
+    rec.nodes[id(out)].is_statistic = True
+
+
+@handles(aten._softmax)
+def softmax(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    if rec.rules.softmax == "frozen":
+        return  # a constant: attention probabilities are coefficients
+    source, dim = args[0], args[1] % args[0].ndim
+    # p - J x, the constant of the first-order expansion; -inf of a mask never counts, since p is zero there.
+    finite = torch.where(out == 0, out.new_zeros(()), source)
+    weighted = out * finite
+    constant = out - (weighted - out * weighted.sum(dim=dim, keepdim=True))
+    one(rec, source, out, ops.SoftmaxJacobian, probabilities=out, dim=dim, constant=constant)
+
+
+@handles(
+    aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan, aten.isinf, aten.argmax, aten.argmin,
+    aten.argsort, aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten.new_zeros, aten.new_ones,
+    aten.new_empty, aten.new_full, aten.any, aten.all, aten.sym_size,
+)  # fmt: skip
+def constant_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """Choices and shapes: frozen like everything else that decides without being summed."""

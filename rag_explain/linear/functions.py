@@ -1,0 +1,111 @@
+"""Elementwise functions of one value: activations, and the steps on the way to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rag_explain.linear import operations as ops
+from rag_explain.linear.table import handles, unknown
+from rag_explain.linear.trace import Node, Pointwise, Recorder, derivative
+
+aten = torch.ops.aten
+
+
+@handles(
+    aten.gelu, aten.relu, aten.silu, aten.tanh, aten.sigmoid, aten.erf, aten.exp, aten.pow, aten.sqrt, aten.rsqrt,
+    aten.reciprocal, aten.abs, aten.neg, aten.hardtanh, aten.hardswish, aten.hardsigmoid, aten.leaky_relu, aten.elu,
+    aten.mish, aten.softplus, aten.log_sigmoid_forward, aten.clamp, aten.clamp_min, aten.clamp_max, aten.log,
+    aten.log1p, aten.expm1, aten.sin, aten.cos, aten.square,
+)  # fmt: skip
+def pointwise(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    source, rest = args[0], args[1:]
+    node = rec.find(source)
+    if node is None or any(isinstance(value, Tensor) for value in (*rest, *kwargs.values())):
+        unknown(rec, func, args, kwargs, out)
+        return
+    packet = func.overloadpacket
+    scalars = "".join(f",{value}" for value in (*rest, *kwargs.values()))
+    name = str(packet).removeprefix("aten.")
+    slope = -1.0 if packet is aten.neg else None
+    apply(rec, node, out, lambda x: func(x, *rest, **kwargs), f"{name}({{}}{scalars})", slope)
+
+
+def apply(
+    rec: Recorder, node: Node, out: Tensor, step: Any, key: str, slope: float | None, offset: float = 0.0
+) -> None:
+    """`out` is `step` of `node`, element by element; `slope` and `offset` say so when the step is affine."""
+    if node.poison:
+        rec.refuse(out, node.poison, is_statistic=node.is_statistic)
+        return
+    if rec.rules.activation == "derivative":
+        slot = rec.resolve(node)
+        assert slot is not None
+        source = node.tensor
+        if slope is not None:
+            slot = rec.emit(ops.Scale, slot, like=out, in_shape=tuple(source.shape), factor=out.new_tensor(slope))
+        else:
+            slot = rec.emit_later(slot, lambda: derivative(step, source), source, out)
+        rec.bind(out, Node(out, slot))
+        return
+    inner = node.as_function()
+    before = inner.function
+    new_slope, new_offset = None, 0.0
+    if slope is not None and inner.slope is not None:
+        new_slope, new_offset = slope * inner.slope, slope * inner.offset + offset
+    rec.bind(
+        out,
+        Node(
+            out,
+            pointwise=Pointwise(
+                inner.base,
+                lambda x: step(before(x)),
+                key.format(inner.key),
+                slope=new_slope,
+                offset=new_offset,
+            ),
+            is_statistic=node.is_statistic,
+        ),
+    )
+
+
+def combine(
+    rec: Recorder, left: Any, right: Any, out: Tensor, step: Any, key: str, signs: tuple[float, float] | None
+) -> bool:
+    """Whether `out` is a function of one value: of a number and a value, or of two functions of the same value.
+
+    `signs` are the weights of a sum; None for a product.
+    """
+    a, b = rec.find(left), rec.find(right)
+    if a and b:
+        if rec.rules.activation == "derivative" or a.poison or b.poison:
+            return False
+        f, g = a.as_function(), b.as_function()
+        if f.base is not g.base or (f.is_affine and g.is_affine and signs is not None):
+            return False
+        function = Pointwise(f.base, lambda x: step(f.function(x), g.function(x)), key.format(f.key, g.key))
+        rec.bind(out, Node(out, pointwise=function, is_statistic=a.is_statistic))
+        return True
+    node, other = (a, right) if a else (b, left)
+    assert node is not None
+    number = as_number(other)
+    if number is None:
+        return False
+    if signs is None:
+        slope, offset = number, 0.0
+    else:
+        slope, offset = (signs[0], signs[1] * number) if a else (signs[1], signs[0] * number)
+    text = key.format("{}", number) if a else key.format(number, "{}")
+    apply(rec, node, out, lambda x: x * slope + offset, text, slope, offset)
+    return True
+
+
+def as_number(value: Any) -> float | None:
+    """A Python number or a tensor without axes as a float; None for anything else."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, Tensor) and value.ndim == 0:
+        return float(value)
+    return None
