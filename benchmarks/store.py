@@ -30,10 +30,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rag_explain import Explainer, Explanation
+from rag_explain import Explainer, Explanation, models
 from rag_explain.documents import Documents
 from rag_explain.encoder import as_passages
-from rag_explain.store import Store
+from rag_explain.store import Entry, Store
 from rag_explain.store.codec import decode, encode
 from rag_explain.store.memory import Memory, Resident
 from rag_explain.store.policy import SkiRental
@@ -49,6 +49,7 @@ CANDIDATES = 20
 class Bench:
     """What every part of the run needs."""
 
+    model: str
     explainer: Explainer
     documents: list[str]
     queries: list[str]
@@ -85,6 +86,7 @@ def main() -> None:
     with torch.no_grad(), store, Explainer(arguments.model, store=store) as explainer:
         explainer.precompute(documents)
         bench = Bench(
+            arguments.model,
             explainer,
             documents,
             queries,
@@ -120,8 +122,9 @@ def ten_documents(bench: Bench) -> None:
 
     warm = bench.best(lambda: from_nothing(bench.explainer))
     with tempfile.TemporaryDirectory() as folder:
-        with Explainer(bench.explainer.encoder._twin, store=folder) as explainer:
-            explainer.precompute(documents, progress=False)
+        with Store(folder) as store:
+            keys = Documents(encoder, method, store)._keys(as_passages(documents))
+            store.put([Entry(key, factors) for key, factors in zip(keys, bench.factors, strict=False)])
 
         def opened() -> float:
             with Store(folder) as store:
@@ -136,7 +139,7 @@ def ten_documents(bench: Bench) -> None:
     (half,) = method.factor(asked)
     cold = min(seconds_of(bench, lambda: cold_path(bench, half, documents)) for _ in range(2))
     features = encoder.tokenize(documents[:1], "document").features
-    model = encoder._twin
+    model, _ = models.load(bench.model, "cpu")
     with torch.enable_grad():
         papers = seconds_of(bench, lambda: lrp_rows(model, dict(features), 0, gated=False))
         papers_query = seconds_of(bench, lambda: lrp_rows(model, dict(asked.features), 0, gated=False))
@@ -264,7 +267,7 @@ def kept_factors(explainer: Explainer, documents: list[str]) -> list[Factors]:
     keys = explainer._documents._keys(as_passages(documents))
     assert explainer.store._disk is not None
     rows = explainer.store._disk.get(keys)
-    return [decode(key, rows[key]) for key in keys]
+    return [decode(key, rows[key].data) for key in keys]
 
 
 def matrix_of(query: Factors, document: Factors) -> np.ndarray:

@@ -28,15 +28,15 @@ from rag_explain.types import Array, Factors, Part, Role, Token, Unit
 Precision = Literal["fp32", "fp16", "int8"]
 
 MAX_BYTES = 256 * 2**20  # of one row: a text of 32k tokens with 1024 dimensions in fp32 takes half of it
-FP16_TOLERANCE = 1e-3  # rounding to fp16 costs about 2e-4; more means that values fell below its range
 _MAGIC = b"RXF1"
 _VERSION = 1
 _CODES: dict[Precision, int] = {"fp32": 0, "fp16": 1, "int8": 2}
 _NAMES = {code: name for name, code in _CODES.items()}
 _ITEM = {"fp32": 4, "fp16": 2, "int8": 1}
-# magic, version, precision, truncated, n, h, bytes of about, norm, error, loss, key
-_HEADER = struct.Struct(f"<4sHBBIII4x3d{KEY_BYTES}s")
+# magic, version, precision, truncated, n, h, bytes of about, shift, norm, error, loss, key
+_HEADER = struct.Struct(f"<4sHBBIIIh2x3d{KEY_BYTES}s")
 _CHECKSUM = 16
+_MAX_SHIFT = 100  # powers of two up to here are exact in float32, and so is what they multiply
 _PARTS = frozenset(get_args(Part))
 _ROLES = frozenset(get_args(Role))
 _UNITS = frozenset(get_args(Unit))
@@ -45,15 +45,14 @@ _UNITS = frozenset(get_args(Unit))
 def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes:
     """`factors` as bytes that `decode` reads back under the same key.
 
-    Rows are kept in `precision`, or in fp32 where that would overflow or lose more than `FP16_TOLERANCE` to
-    underflow; rest and embedding always in fp32. The error that comes back with the factors is measured on
-    the rows as they will be read.
+    Rows are kept in `precision`, or in fp32 where they are so large or small that fp16 cannot hold them; rest and
+    embedding always in fp32. The error that comes back with the factors is measured on the rows as they will be read.
     """
     if precision not in _CODES:
         raise InvalidInput(f"precision must be one of {', '.join(_CODES)}, not {precision!r}")
     if not (np.isfinite(factors.rows).all() and np.isfinite(factors.rest).all() and math.isfinite(factors.norm)):
         raise StoreError("factors with infinite or undefined numbers are not kept")
-    precision, packed, kept = _pack(factors.rows, precision)
+    precision, shift, packed, kept = _pack(factors.rows, precision)
     loss = _relative(kept - factors.rows, factors.rows)
     error = factors.error
     if precision != "fp32":
@@ -62,7 +61,7 @@ def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes
     about += b" " * (-len(about) % 8)  # arrays that begin at a multiple of 8 are read without a copy
     n, h = factors.rows.shape
     header = _HEADER.pack(
-        *(_MAGIC, _VERSION, _CODES[precision], factors.truncated, n, h, len(about)),
+        *(_MAGIC, _VERSION, _CODES[precision], factors.truncated, n, h, len(about), shift),
         *(factors.norm, error, loss, key),
     )
     tail = [np.ascontiguousarray(vector, "<f4").tobytes() for vector in (factors.rest, factors.embedding)]
@@ -78,7 +77,7 @@ def decode(key: bytes, data: bytes) -> Factors:
         raise FormatError(f"stored factors must be bytes, not {type(data).__name__}")
     if not _HEADER.size + _CHECKSUM <= len(data) <= MAX_BYTES:
         raise FormatError(f"{len(data)} bytes cannot be stored factors")
-    magic, version, code, truncated, n, h, size, norm, error, loss, owner = _HEADER.unpack_from(data)
+    magic, version, code, truncated, n, h, size, shift, norm, error, loss, owner = _HEADER.unpack_from(data)
     if magic != _MAGIC or version != _VERSION or code not in _NAMES:
         raise FormatError(f"stored factors of another format ({magic!r}, version {version}) cannot be read")
     precision = _NAMES[code]
@@ -90,10 +89,12 @@ def decode(key: bytes, data: bytes) -> Factors:
         raise FormatError("stored factors are damaged: their checksum does not match")
     if owner != key:
         raise FormatError("stored factors belong to another key")
+    if abs(shift) > _MAX_SHIFT:
+        raise FormatError(f"stored factors cannot be shifted by {shift}")
     if not (math.isfinite(norm) and math.isfinite(error) and math.isfinite(loss)):
         raise FormatError("stored factors hold undefined numbers")
     at = _HEADER.size + size
-    rows, at = _unpack(data, at, n, h, precision)
+    rows, at = _unpack(data, at, n, h, precision, shift)
     tail = np.frombuffer(data, "<f4", 2 * h, at).astype(np.float32)
     rows.flags.writeable = tail.flags.writeable = False  # else every Factors would copy them
     # A sum is undefined as soon as one of its terms is: one pass instead of a mask as large as the rows.
@@ -122,7 +123,7 @@ def decode(key: bytes, data: bytes) -> Factors:
 
 def stored_loss(data: bytes) -> float:
     """|rows as kept - rows as computed| / |rows as computed|, measured when they were encoded."""
-    return float(_HEADER.unpack_from(data)[9])
+    return float(_HEADER.unpack_from(data)[10])
 
 
 def stored_precision(data: bytes) -> Precision:
@@ -133,41 +134,45 @@ def stored_precision(data: bytes) -> Precision:
 # ---------------------------------------------------------------------- rows
 
 
-def _pack(rows: Array, precision: Precision) -> tuple[Precision, list[bytes], NDArray[np.float32]]:
-    """The precision that will do, the bytes, and the rows as they will be read back."""
+def _pack(rows: Array, precision: Precision) -> tuple[Precision, int, list[bytes], NDArray[np.float32]]:
+    """The precision that will do, the shift, the bytes, and the rows as they will be read back.
+
+    fp16 reaches from 6e-5 to 65504. A power of two, which rounds nothing, moves the largest number to 2**13: nothing
+    overflows, and what is too small for fp16 then is too small to matter beside the largest.
+    """
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    top = float(largest.max(initial=0.0)) / (127.0 if precision == "int8" else 1.0)
+    shift = 14 - math.frexp(top)[1] if top else 0
+    if precision == "fp32" or abs(shift) > _MAX_SHIFT:
+        return "fp32", 0, [np.ascontiguousarray(rows, "<f4").tobytes()], rows
+    up, down = np.float32(2.0**shift), np.float32(2.0**-shift)
     if precision == "fp16":
-        with np.errstate(over="ignore"):
-            half = rows.astype("<f2")
-        kept = half.astype(np.float32)
-        if np.isfinite(kept).all() and _relative(kept - rows, rows) <= FP16_TOLERANCE:
-            return "fp16", [half.tobytes()], kept
-    elif precision == "int8":
-        largest = np.abs(rows).max(axis=1, initial=0.0)
-        with np.errstate(over="ignore"):
-            # Half a step of fp16 upwards, so that the largest value still fits into 127 steps.
-            scales = (largest / np.float32(127) * np.float32(1 + 2**-10)).astype("<f2")
-        if np.isfinite(scales).all() and (scales[largest > 0] >= np.finfo(np.float16).tiny).all():
-            step = scales.astype(np.float32)[:, None]
-            levels = np.rint(np.divide(rows, step, out=np.zeros_like(rows), where=step > 0)).astype(np.int8)
-            return "int8", [scales.tobytes(), levels.tobytes()], levels.astype(np.float32) * step
-    return "fp32", [np.ascontiguousarray(rows, "<f4").tobytes()], rows
+        half = (rows * up).astype("<f2")
+        return "fp16", shift, [half.tobytes()], half.astype(np.float32) * down
+    wanted = largest / np.float32(127) * up
+    scales = wanted.astype("<f2")
+    scales = np.where(scales < wanted, np.nextafter(scales, np.float16(np.inf)), scales)  # 127 steps must reach
+    step = scales.astype(np.float32)[:, None] * down
+    levels = np.rint(np.divide(rows, step, out=np.zeros_like(rows), where=step > 0)).astype(np.int8)
+    return "int8", shift, [scales.astype("<f2").tobytes(), levels.tobytes()], levels.astype(np.float32) * step
 
 
-def _unpack(data: bytes, at: int, n: int, h: int, precision: Precision) -> tuple[NDArray[np.float32], int]:
+def _unpack(data: bytes, at: int, n: int, h: int, precision: Precision, shift: int) -> tuple[NDArray[np.float32], int]:
     """The (n, h) rows that begin at byte `at`, and where they end. Lengths have been checked."""
+    down = np.float32(2.0**-shift)
     if precision == "int8":
-        step = np.frombuffer(data, "<f2", n, at).astype(np.float32)[:, None]
+        step = np.frombuffer(data, "<f2", n, at).astype(np.float32)[:, None] * down
         at += 2 * n
         levels = np.frombuffer(data, np.int8, n * h, at).reshape(n, h)
         return levels.astype(np.float32) * step, at + n * h
-    kind = "<f4" if precision == "fp32" else "<f2"
-    rows = np.frombuffer(data, kind, n * h, at).reshape(n, h).astype(np.float32, copy=False)
-    return rows, at + n * h * _ITEM[precision]
+    if precision == "fp16":
+        return np.frombuffer(data, "<f2", n * h, at).reshape(n, h).astype(np.float32) * down, at + 2 * n * h
+    return np.frombuffer(data, "<f4", n * h, at).reshape(n, h).astype(np.float32, copy=False), at + 4 * n * h
 
 
 def _relative(difference: NDArray[Any], whole: NDArray[Any]) -> float:
-    size = float(np.linalg.norm(whole))
-    return float(np.linalg.norm(difference)) / size if size else 0.0
+    size = float(np.linalg.norm(whole.astype(np.float64)))  # squares leave the range of float32 early
+    return float(np.linalg.norm(difference.astype(np.float64))) / size if size else 0.0
 
 
 # ---------------------------------------------------------------------- everything else
