@@ -109,7 +109,7 @@ class JacobianMethod(Method):
         """Whether one text's mask and positions serve a batch of nodes, so that blocks below `layer` run only once."""
         batch = self.encoder.tokenize([_PROBE], "document")
         hidden, _ = _hidden(self.encoder, batch, self.layer)
-        at = torch.stack([hidden, hidden / 2])
+        at = torch.cat([hidden, hidden / 2])
         copied = freeze(self.encoder, _copies(batch, 2), self.layer, JACOBIAN, at).embedding
         try:
             spread = freeze(self.encoder, batch, self.layer, JACOBIAN, at).embedding
@@ -260,8 +260,7 @@ class Path:
     @classmethod
     def between(cls, encoder: Encoder, batch: Batch, layer: int, *, inside: bool, spreads: bool) -> Path:
         """From the reference of the one text in `batch` to the text."""
-        text, embedding = _hidden(encoder, batch, layer)
-        start, reference = _hidden(encoder, encoder.reference(batch), layer)
+        (text, start), (embedding, reference) = _hidden(encoder, _with_reference(encoder, batch), layer)
         if inside:
             embedding, reference = _unit(embedding), _unit(reference)
         change = text - start
@@ -354,8 +353,19 @@ def _next_nodes(tried: Sequence[tuple[int, float]], tolerance: float, depth: int
     return nodes + max(2, math.ceil(min(missing, nodes)))
 
 
+def _with_reference(encoder: Encoder, batch: Batch) -> Batch:
+    """The one text of `batch`, and its reference, as a batch of two."""
+    reference = encoder.reference(batch).features
+    features = {
+        # Position ids that only the reference needs to be told are the text's own.
+        name: torch.cat([batch.features.get(name, value), value]) if _is_row(value) else value
+        for name, value in reference.items()
+    }
+    return Batch(batch.texts * 2, batch.role, features, batch.tokens * 2, batch.truncated * 2)
+
+
 def _hidden(encoder: Encoder, batch: Batch, layer: int) -> tuple[Tensor, Tensor]:
-    """(n, h) the input of block `layer` and (e,) the embedding of the one text in `batch`."""
+    """(D, n, h) the input of block `layer`, and (D, e) the embeddings."""
     caught: list[Tensor] = []
 
     def visit(block: int, hidden: Tensor) -> Tensor:
@@ -364,16 +374,21 @@ def _hidden(encoder: Encoder, batch: Batch, layer: int) -> tuple[Tensor, Tensor]
         return hidden
 
     embedding = encoder.run(batch, visit)
-    return caught[0][0], embedding[0]
+    return caught[0], embedding
 
 
 def _copies(batch: Batch, count: int) -> Batch:
     """The one text of `batch`, `count` times."""
     features = {
-        name: value.expand(count, *value.shape[1:]) if isinstance(value, Tensor) and value.shape[:1] == (1,) else value
+        name: value.expand(count, *value.shape[1:]) if _is_row(value) else value
         for name, value in batch.features.items()
     }
     return Batch(batch.texts * count, batch.role, features, batch.tokens * count, batch.truncated * count)
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a feature is one text's row of a batch."""
+    return isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == 1
 
 
 def _unit(vector: Tensor) -> Tensor:
