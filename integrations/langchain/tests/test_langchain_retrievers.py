@@ -29,7 +29,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from rag_explain import Explainer
+from rag_explain.cli.demo import corpus
 from rag_explain.errors import InvalidInput
+from rag_explain.models import packaged_path
 from rag_explain.types import Explanation
 
 QUERY = "why did the dog look at the moon?"
@@ -411,3 +413,44 @@ def test_the_faiss_store_of_langchain_community(strategy: str) -> None:
         assert document.hit.gap == pytest.approx(0.0, abs=1e-5)
         assert document.explanation.surrogate is None  # type: ignore[union-attr]
     assert {key: value.model_dump_json() for key, value in made.docstore._dict.items()} == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_factors_are_kept_from_documents_and_from_stores() -> None:
+    stores = pytest.importorskip("langchain_community.vectorstores")
+    documents = store().similarity_search(QUERY, k=3)
+    faiss_store = stores.FAISS.from_texts(TEXTS, LocalEmbeddings(model()))
+    for base, source, count in ((store(), documents, 3), (store(), None, len(TEXTS)), (faiss_store, None, len(TEXTS))):
+        with Explainer(model()) as explainer:
+            wrapped = ExplainingRetriever(vectorstore=base, explainer=explainer, k=3, explain="eager")
+            assert wrapped.precompute(source, progress=False) == count
+            paths = [get_explanation(one).provenance["path"] for one in wrapped.invoke(QUERY)]  # type: ignore[union-attr]
+            assert paths == ["memory"] * 3
+    unlisted = ExplainingRetriever(retriever=Static(documents=documents), explainer=Explainer(model()))
+    with pytest.raises(InvalidInput, match="pass them to precompute"):
+        unlisted.precompute()
+
+
+@pytest.mark.slow
+def test_on_real_weights_prompts_scores_and_reasons() -> None:
+    encoder = SentenceTransformer(str(packaged_path() or "all-MiniLM-L6-v2"))
+    made = InMemoryVectorStore(LocalEmbeddings(encoder))
+    made.add_documents([Document(one["text"], id=one["id"], metadata={"topic": one["topic"]}) for one in corpus()])
+    base = made.as_retriever(search_kwargs={"k": 5})
+    question = "How do bees find their way home?"
+    prompt = ChatPromptTemplate.from_template("{documents}\n{question}")
+    plain_prompt, *others = (
+        prompt.invoke({"documents": retriever.invoke(question), "question": question}).to_string()
+        for retriever in (base, ExplainingRetriever(retriever=base), ExplainingRetriever(vectorstore=made, k=5))
+    )
+    assert others == [plain_prompt, plain_prompt]
+    documents = ExplainingRetriever(vectorstore=made, k=5, explain="eager").invoke(question)
+    assert documents[0].id == "bees-navigation"
+    for document in documents:
+        assert isinstance(document, ExplainedDocument)
+        assert document.explanation is not None
+        assert document.explanation.surrogate is None
+        assert document.explanation.gap == pytest.approx(0.0, abs=1e-5)
+        assert document.hit.gap == pytest.approx(0.0, abs=1e-5)
+    pair = get_explanation(documents[0]).by_word().top_pairs(1)[0]  # type: ignore[union-attr]
+    assert (pair.query.text, pair.document.text) == ("bees", "Honeybees")

@@ -38,7 +38,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from rag_explain import Explainer
+from rag_explain.cli.demo import corpus
 from rag_explain.errors import InvalidInput
+from rag_explain.models import packaged_path
 from rag_explain.types import Explanation
 
 QUERY = "why did the dog look at the moon?"
@@ -416,3 +418,40 @@ def test_the_model_of_hugging_face_embedding_is_found(tmp_path: Any) -> None:
     assert isinstance(one, ExplainedNode)
     assert one.explanation is not None
     assert one.explanation.surrogate is None
+
+
+def test_factors_are_kept_from_nodes_and_from_an_index() -> None:
+    for source, count in ((None, len(TEXTS)), (index(), len(TEXTS)), (list(index().docstore.docs.values())[:4], 4)):
+        with Explainer(model()) as explainer:
+            retriever = ExplainingRetriever(
+                index().as_retriever(similarity_top_k=len(TEXTS)), explainer, explain="eager"
+            )
+            assert retriever.precompute(source, progress=False) == count  # type: ignore[arg-type]
+            paths = [one.explanation.provenance["path"] for one in retriever.retrieve(QUERY)]  # type: ignore[attr-defined]
+            assert paths.count("memory") == count
+    with pytest.raises(InvalidInput, match="Static has no index"):
+        ExplainingRetriever(Static([]), Explainer(model())).precompute()
+
+
+@pytest.mark.slow
+def test_on_real_weights_prompts_scores_and_reasons() -> None:
+    encoder = SentenceTransformer(str(packaged_path() or "all-MiniLM-L6-v2"))
+    made = VectorStoreIndex(
+        [TextNode(text=one["text"], id_=one["id"], metadata={"topic": one["topic"]}) for one in corpus()],
+        embed_model=LocalEmbedding(encoder),
+    )
+    base = made.as_retriever(similarity_top_k=4)
+    question = "How do bees find their way home?"
+    expected, response = (
+        RetrieverQueryEngine.from_args(retriever, llm=MockLLM()).query(question)
+        for retriever in (base, ExplainingRetriever(base))
+    )
+    assert str(response) == str(expected)
+    assert plain(response.source_nodes) == plain(expected.source_nodes)
+    for source in response.source_nodes:
+        assert isinstance(source, ExplainedNode)
+        assert source.explanation is not None
+        assert source.explanation.surrogate is None
+        assert source.explanation.gap == pytest.approx(0.0, abs=1e-5)
+        assert source.hit.gap == pytest.approx(0.0, abs=1e-5)
+        assert "metadata" in {token.part for token in source.explanation.document_tokens}

@@ -1,0 +1,215 @@
+"""What wrapping a retriever costs: `python benchmarks/retrieval.py --data FOLDER [--json retrieval.json]`.
+
+FOLDER holds `cran.all.1400`, `cran.qry` and `cranqrel` (Cranfield), or `corpus.jsonl` and `claims_train.jsonl`
+(SciFact). The whole corpus is embedded and searched exactly with FAISS; factors are built only for what the measured
+queries return.
+
+  plain    the model's `encode_query` and `index.search`, as one would write it without this library
+  off      FaissRetriever.search(explain=False)
+  warm     top 10 with all explanations, documents' factors in memory, the query seen for the first time
+  cold     the same with nothing kept
+
+Rounds are interleaved, so that a machine busy with other things is so for all of them; figures are medians, by length
+of the query in tokens. nDCG@10 is that of the whole set of queries, with and without the wrapper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import torch
+from sentence_transformers import SentenceTransformer
+
+from rag_explain import Explainer
+from rag_explain.faiss import FaissRetriever
+from rag_explain.models import DEFAULT_MODEL, packaged_path
+from rag_explain.store import Store
+
+TOP = 10
+LENGTHS = ((1, 13), (14, 20), (21, 64))
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A corpus, its queries, and the ids of the documents that answer each query."""
+
+    name: str
+    documents: dict[str, str]
+    queries: dict[str, str]
+    relevant: dict[str, set[str]]
+
+
+def load(folder: Path) -> Collection:
+    if (folder / "cran.qry").exists():
+        return cranfield(folder)
+    if (folder / "claims_train.jsonl").exists():
+        return scifact(folder)
+    sys.exit(f"{folder} holds neither Cranfield (cran.qry) nor SciFact (claims_train.jsonl)")
+
+
+def cranfield(folder: Path) -> Collection:
+    """Queries are numbered by their place in the file: that is what the judgements refer to."""
+    documents = {}
+    for record in re.split(r"^\.I ", (folder / "cran.all.1400").read_text(encoding="latin-1"), flags=re.M)[1:]:
+        number, text = record.split("\n", 1)
+        documents[number.strip()] = " ".join(text.split("\n.W\n", 1)[1].split())
+    records = re.split(r"^\.I ", (folder / "cran.qry").read_text(encoding="latin-1"), flags=re.M)[1:]
+    queries = {str(place): " ".join(record.split(".W", 1)[1].split()) for place, record in enumerate(records, 1)}
+    relevant: dict[str, set[str]] = {}
+    for line in (folder / "cranqrel").read_text().splitlines():
+        query, document, *_ = line.split()
+        relevant.setdefault(query, set()).add(document)
+    return Collection("Cranfield", documents, queries, relevant)
+
+
+def scifact(folder: Path) -> Collection:
+    documents = {}
+    for line in (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        documents[str(record["doc_id"])] = " ".join([record["title"], *record["abstract"]])
+    claims = [json.loads(line) for line in (folder / "claims_train.jsonl").read_text(encoding="utf-8").splitlines()]
+    return Collection(
+        "SciFact",
+        documents,
+        {str(claim["id"]): claim["claim"] for claim in claims},
+        {str(claim["id"]): {str(one) for one in claim["cited_doc_ids"]} for claim in claims},
+    )
+
+
+def ndcg(found: Sequence[str], relevant: Iterable[str]) -> float:
+    wanted = set(relevant)
+    best = sum(1 / math.log2(rank + 2) for rank in range(min(TOP, len(wanted))))
+    return (
+        sum(1 / math.log2(rank + 2) for rank, name in enumerate(found[:TOP]) if name in wanted) / best if best else 0.0
+    )
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--queries", type=int, default=6, help="measured queries per length")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+
+    collection = load(arguments.data)
+    model = SentenceTransformer(str(packaged_path() or DEFAULT_MODEL), device="cpu")
+    explainer = Explainer(model, store=Store())
+    names, texts = list(collection.documents), list(collection.documents.values())
+    seconds, vectors = timed(lambda: explainer.encoder.embed(texts, "document"))
+    print(f"{collection.name}: {len(texts)} documents embedded in {seconds:.0f} s, {len(collection.queries)} queries")
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    retriever = FaissRetriever(index, texts, explainer, ids=names)
+
+    def plain(query: str) -> list[str]:
+        _, rows = index.search(model.encode_query([query], show_progress_bar=False), TOP)
+        return [names[row] for row in rows[0]]
+
+    result: dict[str, Any] = {"collection": collection.name, **rank(collection, plain, retriever)}
+    print(f"nDCG@10 plain {result['ndcg_plain']:.4f}, wrapped {result['ndcg_wrapped']:.4f}; "
+          f"queries with another ranking: {result['other_rankings']}")  # fmt: skip
+
+    chosen = choose(collection, explainer, arguments.queries)
+    measured = [query for queries in chosen.values() for query in queries]
+    returned = {hit.id for query in measured for hit in retriever.search(query, TOP, explain=False)}
+    seconds, built = timed(
+        lambda: explainer.precompute([collection.documents[name] for name in returned], progress=False)
+    )
+    print(f"factors of {built} documents built in {seconds:.0f} s")
+    result["lengths"] = [
+        measure(length, queries, plain, retriever, arguments.rounds) for length, queries in chosen.items()
+    ]
+    result["off_overhead_ms"] = statistics.median(row["off_ms"] - row["plain_ms"] for row in result["lengths"])
+    print(f"explanations off: {result['off_overhead_ms']:+.2f} ms per call against plain")
+    result["machine"] = {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform()}
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"command": " ".join(sys.argv), **result}, indent=1))
+
+
+def rank(collection: Collection, plain: Callable[[str], list[str]], retriever: FaissRetriever) -> dict[str, Any]:
+    """nDCG@10 both ways, and how many queries rank otherwise."""
+    scores: list[tuple[float, float]] = []
+    others = 0
+    for name, query in collection.queries.items():
+        ours, theirs = [hit.id for hit in retriever.search(query, TOP)], plain(query)
+        others += ours != theirs
+        relevant = collection.relevant.get(name, set())
+        scores.append((ndcg(theirs, relevant), ndcg(ours, relevant)))
+    before, after = (statistics.mean(column) for column in zip(*scores, strict=True))
+    return {"ndcg_plain": before, "ndcg_wrapped": after, "other_rankings": others}
+
+
+def choose(collection: Collection, explainer: Explainer, count: int) -> dict[tuple[int, int], list[str]]:
+    """The first `count` queries of each length, special tokens included."""
+    lengths = {
+        query: len(explainer.encoder.tokenize([query], "query").tokens[0]) for query in collection.queries.values()
+    }
+    return {
+        (low, high): [query for query, length in lengths.items() if low <= length <= high][:count]
+        for low, high in LENGTHS
+    }
+
+
+def measure(
+    length: tuple[int, int],
+    queries: Sequence[str],
+    plain: Callable[[str], list[str]],
+    retriever: FaissRetriever,
+    rounds: int,
+) -> dict[str, Any]:
+    """Medians over queries and rounds of what each way takes, in milliseconds; each round does all of them in turn."""
+    taken: dict[str, list[float]] = {"plain": [], "off": [], "warm": [], "cold": []}
+    for number in range(rounds):
+        for query in queries:
+            taken["plain"].append(timed(lambda query=query: plain(query))[0])  # type: ignore[misc]
+            taken["off"].append(timed(lambda query=query: retriever.search(query, TOP, explain=False))[0])  # type: ignore[misc]
+            retriever.explainer.close()  # forgets queries; the store was given open and stays so
+            seconds, hits = timed(lambda query=query: retriever.search(query, TOP, explain="eager"))  # type: ignore[misc]
+            assert all(hit.explanation.provenance["path"] == "memory" for hit in hits)
+            taken["warm"].append(seconds)
+            if number == 0:
+                taken["cold"].append(cold(retriever, query))
+    row = {f"{name}_ms": 1000 * statistics.median(values) for name, values in taken.items()}
+    ratios = {f"{name}_ratio": row[f"{name}_ms"] / row["plain_ms"] for name in ("warm", "cold")}
+    print(f"{length[0]:>2} to {length[1]} tokens ({len(queries)} queries): plain {row['plain_ms']:.1f} ms, "
+          f"off {row['off_ms']:.1f} ms, warm {row['warm_ms']:.0f} ms ({ratios['warm_ratio']:.1f}x), "
+          f"cold {row['cold_ms']:.0f} ms ({ratios['cold_ratio']:.0f}x)")  # fmt: skip
+    return {"tokens": list(length), "queries": len(queries), **row, **ratios}
+
+
+def cold(retriever: FaissRetriever, query: str) -> float:
+    """The same search with an empty store and an unknown query."""
+    warm, retriever.explainer._documents = retriever.explainer._documents, _empty(retriever.explainer)
+    retriever.explainer.close()
+    try:
+        return timed(lambda: retriever.search(query, TOP, explain="eager"))[0]
+    finally:
+        retriever.explainer._documents = warm
+
+
+def _empty(explainer: Explainer) -> Any:
+    return type(explainer._documents)(explainer.encoder, explainer.method, Store())
+
+
+if __name__ == "__main__":
+    main()
