@@ -23,7 +23,7 @@ _CARRIED = ("additive", "method", "model", "fingerprint", "surrogate")
 
 
 def compact(
-    explanation: Explanation, *, top: int, matrix: bool, query: str | None, document: str | None, redacted: bool = False
+    explanation: Explanation, *, top: int, matrix: bool, query: str | None, document: str | None, redacted: bool
 ) -> dict[str, Any]:
     """Plain data. `query` and `document` are the texts as they will be written: masked, or None when not kept."""
     shown = explanation
