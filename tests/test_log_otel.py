@@ -1,4 +1,4 @@
-"""The trace export, through the real SDK and beside OpenInference's own LangChain instrumentation."""
+"""The trace export, through the real SDK. Beside OpenInference's tracing of LangChain: see the integration's tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ import sys
 
 import pytest
 from answers import DOCUMENTS, QUERY, hit, hits
-from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
-from openinference.instrumentation.langchain import LangChainInstrumentor
 from openinference.semconv.trace import DocumentAttributes, OpenInferenceSpanKindValues, SpanAttributes
-from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -138,33 +134,6 @@ def test_an_exporter_that_raises_costs_no_record(tmp_path, caplog):
         assert log.counts.written == 1
     assert "OSError" in caplog.text
     assert QUERY not in caplog.text
-
-
-class Bees(BaseRetriever):
-    def _get_relevant_documents(self, query, *, run_manager):
-        return [Document(page_content=text, id=f"doc-{n}") for n, text in enumerate(DOCUMENTS)]
-
-
-def test_beside_openinference_both_describe_the_same_documents_on_one_trace(tmp_path, spans, provider):
-    instrumentor = LangChainInstrumentor()
-    instrumentor.instrument(tracer_provider=provider)
-    try:
-        with ExplanationLog(tmp_path, export=TraceExport(provider)) as log:
-            with provider.get_tracer("host").start_as_current_span("answer"):
-                Bees().invoke(QUERY)
-                log.record(query=QUERY, hits=hits())
-            log.flush()
-    finally:
-        instrumentor.uninstrument()
-    mine = ours(spans)
-    (theirs,) = [span for span in spans.get_finished_spans() if span.name == "Bees"]
-    assert mine.context.trace_id == theirs.context.trace_id
-    for number in range(3):
-        key = f"retrieval.documents.{number}.document.content"
-        assert mine.attributes[key] == theirs.attributes[key]
-    shared = set(mine.attributes) & set(theirs.attributes)
-    assert not [key for key in shared if key.startswith("rag_explain.")]
-    assert trace.get_current_span().get_span_context().trace_id == 0
 
 
 def test_the_extra_is_named_when_it_is_missing(monkeypatch):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.log import patterns
 from rag_explain.log.record import Entry, Policy, decode, digest, encode, head, whole
-from rag_explain.types import Lazy
+from rag_explain.types import Lazy, Token
 
 
 def line(policy: Policy | None = None, **changes) -> bytes:
@@ -134,6 +134,15 @@ def test_redaction_masks_every_string_and_keeps_offsets():
     assert "honeybees" not in pieces
     words = {pair.document.text for pair in record.pairs(0)}
     assert "Honey████" in words
+
+
+def test_metadata_that_was_embedded_does_not_slip_past_the_redaction():
+    why = explanation()
+    tokens = (*why.document_tokens[:-1], Token("", 0, 0, "metadata", "anna@example.org"))
+    found = hit(handle=Lazy.ready(explanation(document_tokens=tokens)))
+    for policy, kept in ((Policy(matrices=True), True), (Policy(matrices=True, redact=patterns("anna")), False)):
+        read = decode(line(policy, hits=[found], metadata={})).hits[0].explanation
+        assert any("anna" in token.piece for token in read.document_tokens) is kept
 
 
 def test_a_bad_redaction_hook_is_an_error_and_not_a_leak():

@@ -47,6 +47,18 @@ def test_a_record_holds_with_the_same_model(tmp_path, explainer):
     assert all(finding.shift < 1e-5 and not finding.reason for finding in findings)
 
 
+def test_explanations_by_sentence_are_compared_by_sentence(tmp_path, explainer):
+    for name in ("before", "after"):
+        with ExplanationLog(tmp_path / name, matrices=True) as log:
+            why = explainer.explain(QUERY, " ".join(DOCUMENTS)).by_sentence()
+            log.record(query=QUERY, hits=[hit(" ".join(DOCUMENTS), handle=Lazy.ready(why))])
+    (finding,) = verify(tmp_path / "before", lambda logged: explainer)
+    assert finding.outcome == "holds"
+    (move,) = diff(tmp_path / "before", tmp_path / "after")
+    assert move.pairs[0].document in DOCUMENTS
+    assert move.pairs[0].change == 0
+
+
 def test_another_model_is_told(tmp_path, explainer):
     other = Explainer(tiny("distilbert"))
     findings = list(verify(written(tmp_path, explainer), lambda logged: other))

@@ -23,7 +23,7 @@ _CARRIED = ("additive", "method", "model", "fingerprint", "surrogate")
 
 
 def compact(
-    explanation: Explanation, *, top: int, matrix: bool, query: str | None, document: str | None
+    explanation: Explanation, *, top: int, matrix: bool, query: str | None, document: str | None, redacted: bool
 ) -> dict[str, Any]:
     """Plain data. `query` and `document` are the texts as they will be written: masked, or None when not kept."""
     shown = explanation
@@ -48,7 +48,7 @@ def compact(
         ],
     }
     if matrix:
-        data["matrix"] = _pack_matrix(explanation, query, document)
+        data["matrix"] = _pack_matrix(explanation, query, document, redacted)
     return data
 
 
@@ -101,11 +101,11 @@ def _from_pairs(data: Mapping[str, Any], query: str | None, document: str | None
     )
 
 
-def _pack_matrix(explanation: Explanation, query: str | None, document: str | None) -> dict[str, Any]:
+def _pack_matrix(explanation: Explanation, query: str | None, document: str | None, redacted: bool) -> dict[str, Any]:
     whole = explanation_to_dict(explanation)
     tokens = [
-        _tokens(whole["query_tokens"], explanation.query, query),
-        _tokens(whole["document_tokens"], explanation.document, document),
+        _tokens(whole["query_tokens"], query, redacted),
+        _tokens(whole["document_tokens"], document, redacted),
     ]
     similarities = explanation.similarities
     return {
@@ -117,13 +117,13 @@ def _pack_matrix(explanation: Explanation, query: str | None, document: str | No
     }
 
 
-def _tokens(tokens: list[list[Any]], text: str | None, written: str | None) -> list[list[Any]]:
+def _tokens(tokens: list[list[Any]], written: str | None, redacted: bool) -> list[list[Any]]:
     """Tokens whose vocabulary piece says no more than the text that is written beside them."""
     kept = []
     for start, end, part, piece in tokens:
-        hidden = part != "special" and (
-            written is None or MASK in written[start:end] or (written != text and part == "metadata")
-        )
+        # The text of "metadata" tokens is not in the record, so no redaction hook has seen it.
+        unseen = redacted and part == "metadata"
+        hidden = part != "special" and (written is None or unseen or MASK in written[start:end])
         kept.append([start, end, part, "" if hidden else piece])
     return kept
 

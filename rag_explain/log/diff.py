@@ -119,7 +119,7 @@ def _cells(record: Record, hit: Mapping[str, Any]) -> dict[tuple[int, int, int, 
     if hit["explanation"].get("matrix") and record.query is not None and hit["text"] is not None:
         whole = record.hits[record.data["hits"].index(hit)].explanation
         assert whole is not None  # it is in the record
-        words = whole.by_word()
+        words = whole.by_word() if whole.unit == "token" else whole
         return {
             (q.start, q.end, d.start, d.end): float(words.pairs[i, j])
             for i, q in enumerate(words.query_tokens)

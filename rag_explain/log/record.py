@@ -176,7 +176,12 @@ def _hit(hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, comp
     if explanation is not None:
         shown = _written(asked, policy)
         data["explanation"] = compact(
-            explanation, top=policy.top, matrix=policy.matrices, query=shown, document=written
+            explanation,
+            top=policy.top,
+            matrix=policy.matrices,
+            query=shown,
+            document=written,
+            redacted=policy.redact is not None,
         )
     return data
 

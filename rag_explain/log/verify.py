@@ -130,7 +130,7 @@ def _recompute(
         again = explainer.explain(query, document)
     except RagExplainError as error:
         return Finding(record.id, hit["id"], "unknown", str(error))
-    shown = again.by_word() if logged["unit"] == "word" else again
+    shown = {"token": lambda: again, "word": again.by_word, "sentence": again.by_sentence}[logged["unit"]]()
     shift = max([abs(again.score - logged["score"]), *_pair_shifts(shown, logged)])
     reasons = [
         f"{name} is {getattr(again, name)!r}, was {logged[name]!r}"

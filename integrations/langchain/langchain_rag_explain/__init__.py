@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from langchain_rag_explain.byte_store import ByteStoreObjects
+from langchain_rag_explain.callback import ExplanationLogHandler
 from langchain_rag_explain.documents import ExplainedDocument, get_explanation
 from langchain_rag_explain.retrievers import EVENT, ExplainingRetriever
 
-__all__ = ["EVENT", "ByteStoreObjects", "ExplainedDocument", "ExplainingRetriever", "get_explanation"]
+__all__ = [
+    "EVENT",
+    "ByteStoreObjects",
+    "ExplainedDocument",
+    "ExplainingRetriever",
+    "ExplanationLogHandler",
+    "get_explanation",
+]

@@ -1,0 +1,296 @@
+"""Logs what a query engine answered, from which nodes, and why those were found.
+
+    with log_queries(log):
+        engine.query("how do bees find home?")
+
+Works through LlamaIndex's instrumentation: nothing about the engine changes. Every outermost query, chat or lone
+retrieval becomes one record. They are told apart by their spans, so any number of them may be under way at once, in
+threads and in tasks. A streamed answer is logged when its reader stops reading; one that nobody reads is not logged.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from llama_index.core import instrumentation
+from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.chat_engine.types import BaseChatEngine
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.events.query import QueryEndEvent, QueryStartEvent
+from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent, RetrievalStartEvent
+from llama_index.core.instrumentation.span import BaseSpan
+from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.retrievers.rag_explain.nodes import ExplainedNode
+
+from rag_explain.log import ExplanationLog
+from rag_explain.types import Hit, Lazy
+
+# A workflow that was abandoned never ends its span: beyond this many, the oldest open query is logged as it is.
+_MOST_OPEN = 10_000
+
+
+class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
+    """Log every query from now on, until `close` or the end of a `with` block.
+
+    Args:
+        log: where records go.
+        metadata: put into every record.
+        dispatcher: LlamaIndex's root dispatcher, unless another one is given.
+    """
+
+    def __init__(
+        self, log: ExplanationLog, *, metadata: Mapping[str, Any] | None = None, dispatcher: Any = None
+    ) -> None:
+        queries = _Queries(log, dict(metadata or {}))
+        root = instrumentation.get_dispatcher  # type: ignore[attr-defined]  # documented, re-exported
+        self._dispatcher = dispatcher or root()
+        self._events = _Events(queries)
+        self._spans = _Spans(queries)
+        self._dispatcher.add_span_handler(self._spans)
+        self._dispatcher.add_event_handler(self._events)
+
+    def close(self) -> None:
+        """Log no more queries; those under way are not logged."""
+        events, spans = self._dispatcher.event_handlers, self._dispatcher.span_handlers
+        events[:] = [handler for handler in events if handler is not self._events]
+        spans[:] = [handler for handler in spans if handler is not self._spans]
+
+    def __enter__(self) -> log_queries:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class _Answer:
+    """An outermost query that has not ended yet."""
+
+    query: str
+    spans: list[str] = field(default_factory=list)
+    nodes: Sequence[NodeWithScore] = ()
+    known: dict[str, Hit] = field(default_factory=dict)
+
+
+class _Queries:
+    """Which span belongs to which outermost query."""
+
+    def __init__(self, log: ExplanationLog, metadata: dict[str, Any]) -> None:
+        self.log = log
+        self.metadata = metadata
+        self._lock = threading.Lock()
+        self._roots: dict[str, str] = {}
+        self._open: OrderedDict[str, _Answer] = OrderedDict()
+
+    def enter(self, span: str, parent: str | None) -> None:
+        """A span inside a query belongs to it; others are of no interest."""
+        with self._lock:
+            root = None if parent is None else self._roots.get(parent)
+            if root is not None:
+                self._roots[span] = root
+                self._open[root].spans.append(span)
+
+    def begin(self, span: str, query: str) -> None:
+        """A query, chat or retrieval starts; inside another one it is a part of that."""
+        given_up = None
+        with self._lock:
+            if span in self._roots:
+                return
+            self._roots[span] = span
+            self._open[span] = _Answer(query, [span])
+            if len(self._open) > _MOST_OPEN:
+                given_up = next(iter(self._open))
+        if given_up is not None:
+            self.end(given_up, None, (), error="it never ended")
+
+    def retrieved(self, span: str, nodes: Sequence[NodeWithScore]) -> None:
+        """What a retriever inside the query found. The outermost one speaks last, and what it says counts."""
+        with self._lock:
+            answer = self._open.get(self._roots.get(span, ""))
+            if answer is not None:
+                answer.nodes = nodes
+                answer.known.update(
+                    (node.node.node_id, node.hit) for node in nodes if isinstance(node, ExplainedNode) and node._hit
+                )
+
+    def end(self, span: str, text: str | None, nodes: Sequence[NodeWithScore], error: str | None = None) -> None:
+        """The outermost query is over: one record."""
+        answer = self._take(span)
+        if answer is not None:
+            self._record(answer, text, nodes, error)
+
+    def stream(self, span: str, response: StreamingResponse | AsyncStreamingResponse) -> None:
+        """The outermost query is over, but nobody has read its answer yet: listen while somebody does."""
+        answer = self._take(span)
+        if answer is None:
+            return
+
+        def finish(text: str, error: str | None) -> None:
+            self._record(answer, text, response.source_nodes, error)
+
+        if isinstance(response, StreamingResponse):
+            response.response_gen = _overhear(response.response_gen, finish)
+        else:
+            response.response_gen = _overhear_async(response.response_gen, finish)
+
+    def _take(self, span: str) -> _Answer | None:
+        with self._lock:
+            answer = self._open.pop(span, None)
+            for inner in () if answer is None else answer.spans:
+                self._roots.pop(inner, None)
+        return answer
+
+    def _record(self, answer: _Answer, text: str | None, nodes: Sequence[NodeWithScore], error: str | None) -> None:
+        sources = nodes or answer.nodes
+        self.log.record(
+            query=answer.query,
+            answer=text,
+            hits=[_hit(node, rank, answer.known) for rank, node in enumerate(sources, 1)],
+            metadata=self.metadata if error is None else {**self.metadata, "error": error},
+        )
+
+
+def _overhear(
+    tokens: Generator[str, None, None], finish: Callable[[str, str | None], None]
+) -> Generator[str, None, None]:
+    heard: list[str] = []
+    error: str | None = "it was not read to its end"
+    try:
+        for token in tokens:
+            heard.append(token)
+            yield token
+        error = None
+    except Exception as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        finish("".join(heard), error)
+
+
+async def _overhear_async(
+    tokens: AsyncGenerator[str, None], finish: Callable[[str, str | None], None]
+) -> AsyncGenerator[str, None]:
+    heard: list[str] = []
+    error: str | None = "it was not read to its end"
+    try:
+        async for token in tokens:
+            heard.append(token)
+            yield token
+        error = None
+    except Exception as failure:
+        error = type(failure).__name__
+        raise
+    finally:
+        finish("".join(heard), error)
+
+
+class _Events(BaseEventHandler):
+    _queries: _Queries = PrivateAttr()
+
+    def __init__(self, queries: _Queries) -> None:
+        super().__init__()
+        self._queries = queries
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "RagExplainLogEvents"
+
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        span = event.span_id or ""
+        if isinstance(event, QueryStartEvent):
+            self._queries.begin(span, _string(event.query))
+        elif isinstance(event, RetrievalStartEvent):
+            self._queries.begin(span, _string(event.str_or_query_bundle))
+        elif isinstance(event, RetrievalEndEvent):
+            self._queries.retrieved(span, event.nodes)
+        elif isinstance(event, QueryEndEvent):
+            response = event.response
+            if isinstance(response, StreamingResponse | AsyncStreamingResponse):
+                self._queries.stream(span, response)
+            else:
+                self._queries.end(span, str(response), response.source_nodes)
+
+
+class _Spans(BaseSpanHandler[BaseSpan]):
+    _queries: _Queries = PrivateAttr()
+
+    def __init__(self, queries: _Queries) -> None:
+        super().__init__(open_spans={}, completed_spans=[], dropped_spans=[], current_span_ids={})
+        self._queries = queries
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "RagExplainLogSpans"
+
+    def new_span(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any = None,
+        parent_span_id: str | None = None,
+        tags: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._queries.enter(id_, parent_span_id)
+        if _is_chat(id_, instance):
+            self._queries.begin(id_, str(bound_args.arguments.get("message", "")))
+
+    def prepare_to_exit_span(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any = None,
+        result: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if _is_chat(id_, instance):
+            self._queries.end(id_, str(result), result.source_nodes)
+        else:
+            self._queries.end(id_, None, ())  # a retriever on its own: a query's record was made at its end event
+
+    def prepare_to_drop_span(
+        self,
+        id_: str,
+        bound_args: inspect.BoundArguments,
+        instance: Any = None,
+        err: BaseException | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._queries.end(id_, None, (), error=type(err).__name__)
+
+
+def _is_chat(span: str, instance: Any) -> bool:
+    method = span.partition("-")[0].rpartition(".")[-1]
+    return isinstance(instance, BaseChatEngine) and method in ("chat", "achat")
+
+
+def _string(query: str | QueryBundle) -> str:
+    return query if isinstance(query, str) else query.query_str
+
+
+def _hit(node: NodeWithScore, rank: int, known: Mapping[str, Hit]) -> Hit:
+    """The node's own hit, or the one that a retriever inside gave to it before somebody copied it."""
+    hit = node._hit if isinstance(node, ExplainedNode) else known.get(node.node.node_id)
+    if hit is not None:
+        return replace(hit, rank=rank)
+    content = node.node.get_content(metadata_mode=MetadataMode.NONE)
+    return Hit(
+        id=node.node.node_id,
+        text=content if isinstance(content, str) else None,
+        rank=rank,
+        score=None if node.score is None else float(node.score),
+        metric="unknown",
+        metadata=node.node.metadata,
+        handle=Lazy(None, status="skipped", reason="its retriever is not wrapped in an ExplainingRetriever"),
+    )
