@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rag_explain"
 
 # From the bottom up. Modules on one line may know each other only where they are one package or the foundation.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "plain", "frozen", "segments", "drawn", "types", "contrast", "reference"),
+    ("errors", "plain", "frozen", "segments", "drawn", "types", "comparison", "contrast", "reference"),
     ("models", "encoder", "store", "render", "shifted"),
     ("linear", "chunking", "multivector"),
     ("methods",),
@@ -27,7 +27,7 @@ LAYERS: list[tuple[str, ...]] = [
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What looks at a result is drawn by render: one-line imports inside methods, the only way up.
-ALLOWED = {("drawn", "render"), ("types", "render"), ("contrast", "render")}
+ALLOWED = {("drawn", "render"), ("types", "render"), ("contrast", "render"), ("comparison", "render")}
 FRAMEWORKS = (
     "faiss",
     "langchain_core",
