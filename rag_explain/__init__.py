@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rag_explain.comparison import Comparison
     from rag_explain.contrast import Contrast
     from rag_explain.explainer import Explainer
     from rag_explain.shifted import ShiftedEncoder
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Comparison": "rag_explain.comparison",
     "Contrast": "rag_explain.contrast",
     "Explainer": "rag_explain.explainer",
     "Explanation": "rag_explain.types",
@@ -30,6 +32,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Comparison",
     "Contrast",
     "Explainer",
     "Explanation",
