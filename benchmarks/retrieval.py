@@ -10,7 +10,8 @@ queries return.
   cold     the same with nothing kept
 
 Rounds are interleaved, so that a machine busy with other things is so for all of them; figures are medians, by length
-of the query in tokens. nDCG@10 is that of the whole set of queries, with and without the wrapper.
+of the query in tokens. nDCG@10 is that of the whole set of queries, with and without the wrapper. With --cpu-time one
+thread is timed by the processor time that it got. --keep FOLDER keeps embeddings and factors for the next run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import faiss
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from rag_explain import Explainer
@@ -97,10 +100,16 @@ def ndcg(found: Sequence[str], relevant: Iterable[str]) -> float:
     )
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start, result
+class Watch:
+    """Times calls, by the clock on the wall or by the processor time of the process."""
+
+    clock = staticmethod(time.perf_counter)
+
+    @classmethod
+    def time(cls, call: Callable[[], Any]) -> tuple[float, Any]:
+        start = cls.clock()
+        result = call()
+        return cls.clock() - start, result
 
 
 def main() -> None:
@@ -108,15 +117,21 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--queries", type=int, default=6, help="measured queries per length")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keep", type=Path, help="folder for embeddings and factors")
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.cpu_time:
+        torch.set_num_threads(1)
+        faiss.omp_set_num_threads(1)
+        Watch.clock = staticmethod(time.process_time)
 
     collection = load(arguments.data)
     model = SentenceTransformer(str(packaged_path() or DEFAULT_MODEL), device="cpu")
-    explainer = Explainer(model, store=Store())
+    explainer = Explainer(model, store=Store(arguments.keep))
     names, texts = list(collection.documents), list(collection.documents.values())
-    seconds, vectors = timed(lambda: explainer.encoder.embed(texts, "document"))
-    print(f"{collection.name}: {len(texts)} documents embedded in {seconds:.0f} s, {len(collection.queries)} queries")
+    vectors = embed(explainer, texts, arguments.keep)
+    print(f"{collection.name}: {len(texts)} documents, {len(collection.queries)} queries", flush=True)
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
     retriever = FaissRetriever(index, texts, explainer, ids=names)
@@ -132,10 +147,8 @@ def main() -> None:
     chosen = choose(collection, explainer, arguments.queries)
     measured = [query for queries in chosen.values() for query in queries]
     returned = {hit.id for query in measured for hit in retriever.search(query, TOP, explain=False)}
-    seconds, built = timed(
-        lambda: explainer.precompute([collection.documents[name] for name in returned], progress=False)
-    )
-    print(f"factors of {built} documents built in {seconds:.0f} s")
+    built = explainer.precompute([collection.documents[name] for name in returned], progress=False)
+    print(f"factors of {built} of {len(returned)} returned documents built", flush=True)
     result["lengths"] = [
         measure(length, queries, plain, retriever, arguments.rounds) for length, queries in chosen.items()
     ]
@@ -144,6 +157,17 @@ def main() -> None:
     result["machine"] = {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform()}
     if arguments.json:
         arguments.json.write_text(json.dumps({"command": " ".join(sys.argv), **result}, indent=1))
+
+
+def embed(explainer: Explainer, texts: Sequence[str], keep: Path | None) -> NDArray[np.float32]:
+    """The corpus as vectors, from the last run where they were kept."""
+    path = None if keep is None else keep / f"{explainer.encoder.fingerprint}-{len(texts)}.npy"
+    if path is not None and path.exists():
+        return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
+    vectors = explainer.encoder.embed(texts, "document")
+    if path is not None:
+        np.save(path, vectors)
+    return vectors
 
 
 def rank(collection: Collection, plain: Callable[[str], list[str]], retriever: FaissRetriever) -> dict[str, Any]:
@@ -179,12 +203,14 @@ def measure(
 ) -> dict[str, Any]:
     """Medians over queries and rounds of what each way takes, in milliseconds; each round does all of them in turn."""
     taken: dict[str, list[float]] = {"plain": [], "off": [], "warm": [], "cold": []}
+    for query in queries:
+        retriever.search(query, TOP, explain="eager")  # factors that were kept on disk come to memory
     for number in range(rounds):
         for query in queries:
-            taken["plain"].append(timed(lambda query=query: plain(query))[0])  # type: ignore[misc]
-            taken["off"].append(timed(lambda query=query: retriever.search(query, TOP, explain=False))[0])  # type: ignore[misc]
+            taken["plain"].append(Watch.time(lambda query=query: plain(query))[0])  # type: ignore[misc]
+            taken["off"].append(Watch.time(lambda query=query: retriever.search(query, TOP, explain=False))[0])  # type: ignore[misc]
             retriever.explainer.close()  # forgets queries; the store was given open and stays so
-            seconds, hits = timed(lambda query=query: retriever.search(query, TOP, explain="eager"))  # type: ignore[misc]
+            seconds, hits = Watch.time(lambda query=query: retriever.search(query, TOP, explain="eager"))  # type: ignore[misc]
             assert all(hit.explanation.provenance["path"] == "memory" for hit in hits)
             taken["warm"].append(seconds)
             if number == 0:
@@ -202,7 +228,7 @@ def cold(retriever: FaissRetriever, query: str) -> float:
     warm, retriever.explainer._documents = retriever.explainer._documents, _empty(retriever.explainer)
     retriever.explainer.close()
     try:
-        return timed(lambda: retriever.search(query, TOP, explain="eager"))[0]
+        return Watch.time(lambda: retriever.search(query, TOP, explain="eager"))[0]
     finally:
         retriever.explainer._documents = warm
 

@@ -68,6 +68,8 @@ class FaissRetriever:
     ) -> None:
         if not isinstance(index, faiss.Index):
             raise InvalidInput(f"index must be a FAISS index of float vectors, not {type(index).__name__}")
+        if explainer.encoder.is_multivector:
+            raise InvalidInput(f"{explainer.encoder.name} gives one vector per token: a FAISS index holds one per text")
         self.index = index
         self.explainer = explainer
         self.normalize = normalize

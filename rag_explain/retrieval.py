@@ -172,9 +172,12 @@ class Retrieval:
 
     def _marked(self, work: _Work, document: Found, explanation: Explanation) -> Explanation:
         """Say so where what is explained is not what the retriever scored."""
-        reason = work.surrogate or explanation.surrogate
+        if explanation.surrogate is not None:  # the method explains another score: there is nothing to compare
+            reason = "; ".join(filter(None, (explanation.surrogate, work.surrogate)))
+            return replace(explanation, surrogate=reason, provenance={**explanation.provenance, "similarity": None})
+        reason = work.surrogate or ""
         claimed = as_similarity(document.score, work.metric)
-        if reason is None and claimed is not None and not abs(claimed - explanation.score) <= self.tolerance:
+        if not reason and claimed is not None and not abs(claimed - explanation.score) <= self.tolerance:
             reason = (
                 f"the index's score stands for a similarity of {claimed:.4f} where this encoder gives "
                 f"{explanation.score:.4f}: the index holds another model's vectors, another text's, or scaled ones"
@@ -182,7 +185,7 @@ class Retrieval:
             if not self._said_mismatch:
                 self._said_mismatch = True
                 logger.warning("document %r: %s; its explanation is of the encoder only", document.id, reason)
-        return explanation if reason is None else replace(explanation, surrogate=reason)
+        return replace(explanation, surrogate=reason) if reason else explanation
 
     # ------------------------------------------------------------------ all explanations, now
 

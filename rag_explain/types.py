@@ -437,9 +437,12 @@ class Hit(Drawn):
 
     @property
     def similarity(self) -> float | None:
-        """The exact similarity, recomputed by the encoder; None as long as the explanation is not computed."""
+        """The exact similarity, recomputed by the encoder; None as long as the explanation is not computed.
+
+        Also None where the method explains a score of its own, such as MaxSim.
+        """
         explanation = self.handle.get() if self.status == "ready" else None
-        return None if explanation is None else explanation.score
+        return None if explanation is None else explanation.provenance.get("similarity", explanation.score)
 
     @property
     def gap(self) -> float | None:

@@ -197,6 +197,15 @@ def test_a_reranked_score_is_marked_and_not_compared(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
+def test_a_method_with_a_score_of_its_own_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    with Explainer(tiny(dtype=torch.float32), "alignment") as aligned:
+        (hit,) = Retrieval(aligned, metric="cosine").hits(QUERY, [Found(id="a", text=CORPUS[0], score=0.1)], "eager")
+    assert hit.explanation is not None
+    assert "maxsim" in (hit.explanation.surrogate or "")
+    assert (hit.similarity, hit.gap) == (None, None)
+    assert not caplog.records
+
+
 def test_threads_and_async_calls_agree_with_one_by_one() -> None:
     retrieval = Retrieval(explainer())
     queries = [f"where is the {word}?" for word in ("cat", "dog", "moon", "bridge")]

@@ -431,6 +431,18 @@ def test_factors_are_kept_from_documents_and_from_stores() -> None:
         unlisted.precompute()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_model_of_hugging_face_embeddings_is_found(tmp_path: Any) -> None:
+    embeddings = pytest.importorskip("langchain_community.embeddings")
+    model().save(str(tmp_path / "model"), create_model_card=False)
+    made = InMemoryVectorStore(embeddings.HuggingFaceEmbeddings(model_name=str(tmp_path / "model")))
+    made.add_texts(TEXTS)
+    (document, *_) = ExplainingRetriever(vectorstore=made).invoke(QUERY)
+    explanation = get_explanation(document)
+    assert explanation is not None
+    assert explanation.surrogate is None
+
+
 @pytest.mark.slow
 def test_on_real_weights_prompts_scores_and_reasons() -> None:
     encoder = SentenceTransformer(str(packaged_path() or "all-MiniLM-L6-v2"))
