@@ -12,10 +12,10 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rag_explain.errors import StoreError
 from rag_explain.store.codec import MAX_BYTES
@@ -31,7 +31,7 @@ DAMAGED = "factors.sqlite.damaged"
 _LOCK = "factors.lock"
 _PAGE = 16_384
 _POOL = 8
-_READ_PATIENCE = 2000  # milliseconds: whoever searches would rather compute than wait
+_READ_PATIENCE = 2.0  # seconds: whoever searches would rather compute than wait
 _SUFFIXES = ("", "-journal", "-wal", "-shm")
 _SCHEMA = {
     "rows": "CREATE TABLE rows (key BLOB PRIMARY KEY, data BLOB NOT NULL)",
@@ -137,15 +137,12 @@ class Database:
 
     # ------------------------------------------------------------------ using it
 
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection | None]:
-        """A connection for single SELECTs; None where a read-only store has no file."""
+    def read(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """What a SELECT finds; nothing where a read-only store has no file."""
         if self.readonly and not self.path.exists():
-            yield None
-            return
-        with self._connection() as connection:
-            connection.execute(f"PRAGMA busy_timeout={_READ_PATIENCE}")
-            yield connection
+            return []
+        with self._connection(min(self._timeout, _READ_PATIENCE)) as connection:
+            return _patiently(connection, _READ_PATIENCE, lambda: connection.execute(statement, values).fetchall())
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`work` inside a write transaction: all of it is on disk when this returns, or none of it.
@@ -172,8 +169,8 @@ class Database:
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._connection() as connection:
+            _patiently(connection, self._timeout, lambda: connection.execute("BEGIN IMMEDIATE"))
             connection.execute(f"PRAGMA busy_timeout={int(self._timeout * 1000)}")
-            connection.execute("BEGIN IMMEDIATE")
             try:
                 result = work(connection)
                 connection.execute("COMMIT")
@@ -212,8 +209,8 @@ class Database:
     # ------------------------------------------------------------------ connections
 
     @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
-        connection, file = self._take()
+    def _connection(self, patience: float | None = None) -> Iterator[sqlite3.Connection]:
+        connection, file = self._take(self._timeout if patience is None else patience)
         try:
             yield connection
         except BaseException:
@@ -225,7 +222,7 @@ class Database:
                 return
         connection.close()
 
-    def _take(self) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
+    def _take(self, patience: float) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
         with self._lock:
             if self._closed:
                 raise StoreError(f"the store {self.folder} is closed")
@@ -240,24 +237,24 @@ class Database:
                 return self._idle.pop(), file
         if file is None and not self.readonly:
             self._prepare()  # somebody removed the file while we ran
-            return self._take()
-        return self._connect(), file
+            return self._take(patience)
+        return self._connect(patience), file
 
     def _drain(self) -> None:
         for connection in self._idle:
             connection.close()
         self._idle = []
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, patience: float) -> sqlite3.Connection:
         """A connection to a file that has been seen to be ours."""
         if not self.readonly:
-            connection = _open(self.path, "mode=rw", self._timeout)
+            connection = _open(self.path, "mode=rw", patience)
         else:
             try:
-                connection = _open(self.path, "mode=ro", self._timeout)
+                connection = _open(self.path, "mode=ro", patience)
             except sqlite3.OperationalError:
                 # WAL wants to write beside the file even to read it; here nobody else can write either.
-                connection = _open(self.path, "immutable=1", self._timeout)
+                connection = _open(self.path, "immutable=1", patience)
         try:
             _check(connection)
         except BaseException:
@@ -272,20 +269,25 @@ class Database:
 
         `bad` is the file that failed: another process may have replaced it by now, and the new one must stay.
         """
-        with _locked(self.folder / _LOCK):
-            if bad is not None and _identity(self.path) == bad:
-                self._set_aside("it cannot be read or written")
-            try:
-                self._create()
-            except sqlite3.Error as error:
-                if not at_fault(error):
-                    raise StoreError(f"the store {self.folder} cannot be opened: {error}") from error
-                self._set_aside(str(error))
-                self._create()
+        try:
+            with _locked(self.folder / _LOCK):
+                if bad is not None and _identity(self.path) == bad:
+                    self._set_aside("it cannot be read or written")
+                try:
+                    self._create()
+                except sqlite3.Error as error:
+                    if not at_fault(error):
+                        raise
+                    self._set_aside(str(error))
+                    self._create()
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"the store {self.folder} cannot be opened: {error}") from error
 
     def _create(self) -> None:
+        """Open the file, or make it. Nobody else makes it meanwhile: we hold the lock."""
         with closing(_open(self.path, "mode=rwc", self._timeout)) as connection:
-            if _empty(connection):
+            new = _empty(connection)
+            if new:
                 connection.execute(f"PRAGMA page_size={_PAGE}")
                 connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             if connection.execute("PRAGMA journal_mode").fetchone()[0].upper() != self.journal:
@@ -293,13 +295,13 @@ class Database:
                 with suppress(sqlite3.OperationalError):  # another process uses it in its own mode: that one serves
                     connection.execute(f"PRAGMA journal_mode={self.journal}").fetchall()
                 connection.execute(f"PRAGMA busy_timeout={int(self._timeout * 1000)}")
-            connection.execute("BEGIN IMMEDIATE")
-            if _empty(connection):
+            if new:
+                connection.execute("BEGIN IMMEDIATE")
                 for statement in _SCHEMA.values():
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            connection.execute("COMMIT")
+                connection.execute("COMMIT")
             _check(connection)
 
     def _set_aside(self, reason: str) -> None:
@@ -347,6 +349,18 @@ def _open(path: Path, options: str, timeout: float, *first: str) -> sqlite3.Conn
         connection.close()
         raise
     return connection
+
+
+def _patiently(connection: sqlite3.Connection, seconds: float, call: Callable[[], T]) -> T:
+    """`call`, as soon as other processes let it: in short naps, since SQLite's own sleep through the gaps."""
+    connection.execute("PRAGMA busy_timeout=15")
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except sqlite3.Error as error:
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
 
 
 def _check(connection: sqlite3.Connection) -> None:

@@ -289,8 +289,7 @@ class Disk:
         if time.monotonic() < self._resume:
             raise StoreError(f"the store {self.folder} was locked a moment ago and is left alone for now")
         try:
-            with self._database.reading() as connection:
-                return [] if connection is None else connection.execute(statement, values).fetchall()
+            return self._database.read(statement, values)
         except sqlite3.Error as error:
             kind = StoreError if is_circumstance(error) else _Unreadable
             if is_busy(error):

@@ -287,6 +287,21 @@ def test_a_full_disk_costs_a_warning_and_nothing_that_was_acknowledged(
         assert {make_key(seed) for seed in [*range(10), 50]} <= set(found)
 
 
+def test_a_store_can_be_opened_while_another_process_writes(tmp_path: Path) -> None:
+    with closing(Disk(tmp_path, journal="DELETE")) as disk:
+        disk.put([make_row(0)])
+        with closing(sqlite3.connect(tmp_path / "factors.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with closing(Disk(tmp_path, journal="DELETE", timeout=0.1)) as second:
+                assert second.get([make_key(0)])
+            other.execute("ROLLBACK")
+
+
+def test_a_new_store_on_a_full_disk_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with file_size_limit(4096), pytest.raises(StoreError, match="cannot be opened"):
+        Disk(tmp_path)
+
+
 def test_a_transaction_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
     with closing(Disk(tmp_path)) as disk:
         disk.put([make_row(0)])
@@ -352,11 +367,9 @@ def test_four_writing_processes_and_readers_lose_nothing(tmp_path: Path, journal
     writers = [start_writer(tmp_path, first, 120, 4, journal) for first in range(0, 4000, 1000)]
     seen: set[bytes] = set()
     wanted = {make_key(first + step) for first in range(0, 4000, 1000) for step in range(120)}
-    with closing(Disk(tmp_path, journal=journal)) as disk:
+    with Store(tmp_path, memory=0) as store, closing(Disk(tmp_path, journal=journal)) as disk:
         while any(writer.poll() is None for writer in writers):
-            for key, row in disk.get(sorted(wanted)).items():
-                decode(key, row.data)
-                seen.add(key)
+            seen.update(store.get(sorted(wanted)))
             time.sleep(0.01)
         for writer in writers:
             output, _ = writer.communicate()
