@@ -29,10 +29,15 @@ def ruled_copy(model: SentenceTransformer, *, gated: bool) -> SentenceTransforme
     return ruled
 
 
-def rows_by_dimension(ruled: SentenceTransformer, features: dict[str, Any], layer: int) -> Tensor:
-    """(D, n, e): the papers' way, one backward pass per dimension through a ruled copy, which is used up."""
+def rows_by_dimension(
+    ruled: SentenceTransformer, features: dict[str, Any], layer: int, dimensions: int | None = None
+) -> Tensor:
+    """(D, n, e): the papers' way, one backward pass per dimension through a ruled copy, which is used up.
+
+    `dimensions` stops after that many, for measuring.
+    """
     with _detached_softmax():
-        return _gradient_times_input(ruled, features, layer)
+        return _gradient_times_input(ruled, features, layer, dimensions)
 
 
 def gradient_rows(model: SentenceTransformer, features: dict[str, Any], layer: int) -> Tensor:
@@ -40,7 +45,9 @@ def gradient_rows(model: SentenceTransformer, features: dict[str, Any], layer: i
     return _gradient_times_input(copy.deepcopy(model), features, layer)
 
 
-def _gradient_times_input(model: SentenceTransformer, features: dict[str, Any], layer: int) -> Tensor:
+def _gradient_times_input(
+    model: SentenceTransformer, features: dict[str, Any], layer: int, dimensions: int | None = None
+) -> Tensor:
     model.eval()
     model[0].auto_model.set_attn_implementation("eager")
     caught: list[Tensor] = []
@@ -63,7 +70,7 @@ def _gradient_times_input(model: SentenceTransformer, features: dict[str, Any], 
     embedding = out["sentence_embedding"]
     (hidden,) = caught
     columns = []
-    for dimension in range(embedding.shape[1]):  # one backward pass per dimension, as in the papers
+    for dimension in range(dimensions or embedding.shape[1]):  # one backward pass per dimension, as in the papers
         (gradient,) = torch.autograd.grad(embedding[:, dimension].sum(), hidden, retain_graph=True)
         columns.append((gradient * hidden).sum(dim=-1))
     return torch.stack(columns, dim=-1).detach()
