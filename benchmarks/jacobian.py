@@ -9,8 +9,8 @@ matrix of token pairs. The error is that of the identity both rest on,
 
     |sum of pairs - (f(a, b) - f(a, r_b) - f(r_a, b) + f(r_a, r_b))|.
 
-Times are processor seconds of one thread, the same for both, so that what else the machine does plays a small part; wall
-times are in the file, too.
+Times are processor seconds of one thread, the same for both, so that what else the machine does plays a small part;
+wall times are in the file, too.
 """
 
 from __future__ import annotations
