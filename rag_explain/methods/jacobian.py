@@ -85,6 +85,10 @@ class JacobianMethod(Method):
     def settings(self) -> dict[str, Any]:
         return {"layer": self.layer, "tolerance": self.tolerance, "max_nodes": self.max_nodes}
 
+    def check(self) -> None:
+        """Finds out once how nodes can be batched, and fails here rather than at the first text."""
+        _ = self._spreads
+
     def factor(self, batch: Batch) -> list[Factors]:
         return [self._factor(batch, index) for index in range(len(batch))]
 
@@ -188,6 +192,7 @@ class IntegratedJacobians(JacobianMethod):
     def check(self) -> None:
         if self.encoder.is_shifted and self.encoder.is_cosine:
             raise InvalidInput("a shifted encoder's reference embedding is zero and has no direction: use ij-exact")
+        super().check()
 
     def halves(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         return path.reference, path.embedding, path.embedding.new_ones(())
@@ -217,6 +222,7 @@ class ExactJacobians(JacobianMethod):
 
     def check(self) -> None:
         """A shifted encoder's reference must be zero; elsewhere the method shifts the embedding itself."""
+        super().check()
         if not self.encoder.is_shifted:
             return
         batch = self.encoder.tokenize([_PROBE], "document")
