@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -118,7 +119,8 @@ class Encoder:
         self._twin = _twin(model, device)
         self._transformer = _first_module(self._twin)
         self._modules = list(self._twin.named_children())
-        self._normalizes = type(self._modules[-1][1]).__name__ == "Normalize"
+        # The final normalisation is left to the score, unless something is cut off behind it.
+        self._normalizes = type(self._modules[-1][1]).__name__ == "Normalize" and self._twin.truncate_dim is None
         if self._normalizes:
             self._modules.pop()
         self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
@@ -132,14 +134,24 @@ class Encoder:
         self._tokenizing = threading.Lock()
         # The module tree does not change any more; walking it on every call would cost as much as a short query.
         self._parameters, self._buffers = list(self._twin.parameters()), list(self._twin.buffers())
-        self._fingerprint: tuple[tuple[int, ...], str] | None = None
+        self._fingerprint: tuple[tuple[Any, ...], str] | None = None
+        self._original = weakref.ref(model)
+        self._reading = _reading(model)
         self.blocks = self._count_blocks()
+        if not self.blocks:
+            raise UnsupportedModel(f"no block of {type(self.transformer).__name__} was seen at work")
 
     # ------------------------------------------------------------------ texts to tokens
 
     def tokenize(self, texts: Sequence[str | Embedded], role: Role) -> Batch:
         """Read the texts as `encode_query` or `encode_document` does: prompt in front, end cut off."""
         passages = as_passages(texts)
+        original = self._original()
+        if original is not None and _reading(original) != self._reading:
+            raise InvalidInput(
+                "the model's length limit, dimensions or prompts were changed after the Explainer was made: "
+                "make a new one"
+            )
         prompt = self.prompt(role)
         # Calling a tokenizer sets its padding and truncation: two threads at once would trip over each other.
         with self._tokenizing:
@@ -299,7 +311,7 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """A digest of everything that decides an embedding; recomputed when weights were changed in place."""
-        versions = tuple(parameter._version for parameter in self._parameters)
+        versions = tuple((p._version, p.data_ptr(), p.dtype) for p in self._parameters)
         if self._fingerprint is None or self._fingerprint[0] != versions:
             self._fingerprint = (versions, self._digest())
         return self._fingerprint[1]
@@ -382,6 +394,12 @@ def _twin(model: SentenceTransformer, device: str | torch.device | None) -> Sent
     for module in twin.modules():
         module._compiled_call_impl = None
     return twin.eval()
+
+
+def _reading(model: Any) -> tuple[Any, ...]:
+    """What decides how a model reads a text, and is easily changed on it."""
+    prompts = tuple(sorted((model.prompts or {}).items()))
+    return model.max_seq_length, getattr(model, "truncate_dim", None), prompts, model.default_prompt_name
 
 
 def _same_device(wanted: torch.device, here: torch.device) -> bool:

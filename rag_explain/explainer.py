@@ -61,6 +61,8 @@ class Explainer:
         store: str | Path | Store | None = None,
         **options: Any,
     ) -> None:
+        if isinstance(model, Encoder) and device is not None:
+            raise InvalidInput("an Encoder stays on its device: give the model itself to choose another")
         self.encoder = model if isinstance(model, Encoder) else as_encoder(*models.load(model, device), device)
         self.method = make(method, self.encoder, layer, options)
         self._queries: OrderedDict[str, Factors] = OrderedDict()

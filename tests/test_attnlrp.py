@@ -38,7 +38,7 @@ def test_a_product_of_matrices_gives_half_to_each() -> None:
     frozen, cotangent = record(lambda hidden: torch.bmm(hidden[..., :3], hidden[..., 3:].transpose(1, 2)))
     a, b = frozen.hidden[0, :, :3], frozen.hidden[0, :, 3:]
     c = cotangent.view(4, 4)
-    (source,), rest = frozen.pull(cotangent[None])
+    (source,), rest = frozen.pull(cotangent[None]), frozen.rest(cotangent[None])
     relevance = (source * frozen.hidden)[0]
     # R_a[i, k] = sum_j a_ik b_jk c_ij / 2: the uniform rule of equation 15.
     assert torch.allclose(relevance[:, :3], a * (c @ b) / 2)
@@ -51,7 +51,7 @@ def test_softmax_is_its_taylor_expansion_and_its_constant_is_rest() -> None:
     frozen, cotangent = record(lambda hidden: torch.softmax(hidden, dim=-1))
     x, s = frozen.hidden[0], frozen.embedding.view(4, 6)
     out = s * cotangent.view(4, 6)  # the relevance that comes in from above
-    (source,), rest = frozen.pull(cotangent[None])
+    (source,), rest = frozen.pull(cotangent[None]), frozen.rest(cotangent[None])
     relevance = (source * frozen.hidden)[0]
     # R_i = x_i (R_i - s_i sum_j R_j): proposition 3.1.
     assert torch.allclose(relevance, x * (out - s * out.sum(dim=-1, keepdim=True)))
@@ -63,7 +63,7 @@ def test_softmax_is_its_taylor_expansion_and_its_constant_is_rest() -> None:
 def test_a_masked_softmax_gives_nothing_to_what_is_masked() -> None:
     mask = torch.tensor([True, True, False, True, False, True])
     frozen, cotangent = record(lambda hidden: torch.softmax(hidden.masked_fill(~mask, float("-inf")), dim=-1))
-    (source,), rest = frozen.pull(cotangent[None])
+    (source,), rest = frozen.pull(cotangent[None]), frozen.rest(cotangent[None])
     relevance = (source * frozen.hidden)[0]
     assert torch.isfinite(relevance).all()
     assert not relevance[:, ~mask].any()
@@ -73,7 +73,7 @@ def test_a_masked_softmax_gives_nothing_to_what_is_masked() -> None:
 def test_a_gate_and_its_signal_get_half_each() -> None:
     frozen, cotangent = record(lambda hidden: torch.nn.functional.silu(hidden[..., :3]) * hidden[..., 3:])
     out = (frozen.embedding * cotangent).view(4, 3)
-    (source,), rest = frozen.pull(cotangent[None])
+    (source,), rest = frozen.pull(cotangent[None]), frozen.rest(cotangent[None])
     relevance = (source * frozen.hidden)[0]
     assert torch.allclose(relevance[:, :3], out / 2)
     assert torch.allclose(relevance[:, 3:], out / 2)
@@ -82,7 +82,7 @@ def test_a_gate_and_its_signal_get_half_each() -> None:
 
 def test_an_activation_passes_its_relevance_on() -> None:
     frozen, cotangent = record(torch.nn.functional.gelu)
-    (source,), _ = frozen.pull(cotangent[None])
+    (source,) = frozen.pull(cotangent[None])
     assert torch.allclose(source * frozen.hidden, (frozen.embedding * cotangent).view(SIZE))
 
 
@@ -91,7 +91,7 @@ def test_a_norm_keeps_its_denominator_and_its_bias_is_rest() -> None:
     torch.nn.init.normal_(norm.weight)
     torch.nn.init.normal_(norm.bias)
     frozen, cotangent = record(norm.requires_grad_(False))
-    (source,), rest = frozen.pull(cotangent[None])
+    (source,), rest = frozen.pull(cotangent[None]), frozen.rest(cotangent[None])
     out = (frozen.embedding * cotangent).sum()
     assert float((source * frozen.hidden).sum() + rest.sum()) == pytest.approx(float(out))
     assert float(rest.sum()) == pytest.approx(float((norm.bias * cotangent.view(4, 6)).sum()))

@@ -298,3 +298,115 @@ def test_in_place_operations_are_followed_or_refused():
     _check_equal_to_the_model(tiny("bert", after=lambda: [InPlaceActivation()], dtype=torch.float32))
     with pytest.raises(UnsupportedOperation, match=r"writes into a tensor with aten\.copy_"):
         Explainer(tiny("bert", after=lambda: [WritesIntoABuffer()]))
+
+
+class SequenceFirst(nn.Module):
+    """nn.MultiheadAttention works on (tokens, documents, dimensions) inside: documents do not lead there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        nn.init.normal_(self.attention.in_proj_bias)
+        nn.init.normal_(self.attention.out_proj.bias)
+
+    def forward(self, features):
+        x, blind = features["token_embeddings"], features["attention_mask"] == 0
+        mixed, _ = self.attention(x, x, x, key_padding_mask=blind, need_weights=True)
+        keep = features["attention_mask"].unsqueeze(-1).to(x.dtype)
+        features["sentence_embedding"] = (mixed * keep).sum(dim=1) / keep.sum(dim=1)
+        return features
+
+
+class ReadsTheTextItself(nn.Module):
+    """A way past the blocks: what it adds would look like a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1000, 16)
+
+    def forward(self, features):
+        words = self.words(features["input_ids"]) * features["attention_mask"].unsqueeze(-1)
+        features["sentence_embedding"] = features["sentence_embedding"] + words.sum(dim=1)
+        return features
+
+
+def test_biases_belong_to_their_own_document_whatever_the_layout():
+    explainer = Explainer(tiny("bert", after=lambda: [SequenceFirst()]))
+    documents = [*TEXTS, "moon"]
+    together = explainer.explain_many("the capital of france", documents)
+    for document, explanation in zip(documents, together, strict=True):
+        assert explanation.gap == pytest.approx(0, abs=1e-5)
+        explainer.close()
+        alone = explainer.explain("the capital of france", document)
+        np.testing.assert_allclose(explanation.matrix, alone.matrix, atol=1e-5)
+
+
+def test_a_text_that_goes_past_the_block_is_refused():
+    with pytest.raises(UnsupportedModel, match="past the input of block 0"):
+        Explainer(tiny("bert", after=lambda: [ReadsTheTextItself()]))
+    with pytest.raises(UnsupportedModel, match="past the input of block 0"):
+        Explainer(tiny("bert", after=lambda: [ReadsTheTextItself()]), "ij", layer=0)
+
+
+def test_an_embedding_that_depends_on_padding_is_refused():
+    model = tiny("bert")
+    model.tokenizer.padding_side = "left"
+    with pytest.raises(UnsupportedModel, match="depend on padding"):
+        Explainer(model)
+
+
+@pytest.mark.parametrize("method", ["bilrp", "hxp"])
+@pytest.mark.parametrize("activation", [nn.ReLU(inplace=True), nn.SiLU(inplace=True), nn.Hardtanh(inplace=True)])
+def test_activations_in_place(activation, method):
+    model = tiny("bert", after=lambda: [Dense(16, 8, activation_function=activation)])
+    assert Explainer(model, method).explain(*TEXTS).gap == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_what_is_cut_off_behind_the_normalisation(similarity):
+    settings = {"truncate_dim": 6, "similarity_fn_name": similarity}
+    model = tiny("bert", after=lambda: [Normalize()], dtype=torch.float32, **settings)
+    explanation = Explainer(model).explain(*TEXTS)
+    expected = float(model.similarity(model.encode_query(TEXTS[0]), model.encode_document(TEXTS[1])))
+    assert explanation.score == pytest.approx(expected, abs=1e-5)
+    assert explanation.gap == pytest.approx(0, abs=1e-5)
+    np.testing.assert_allclose(Encoder(model).embed(TEXTS, "query"), model.encode_query(TEXTS), atol=1e-6)
+
+
+@pytest.mark.parametrize("architecture", ["t5", "t5-gated"])
+def test_t5_clamps_its_hidden_states_in_half_precision(architecture):
+    assert abs(Explainer(tiny(architecture, dtype=torch.float16)).explain(*TEXTS).gap) < 0.05
+
+
+def test_a_model_that_is_changed_afterwards_is_noticed():
+    model = tiny("bert")
+    explainer = Explainer(model)
+    model.max_seq_length = 5
+    with pytest.raises(InvalidInput, match="changed after the Explainer was made"):
+        explainer.explain(*TEXTS)
+    other = tiny("bert")
+    encoder = Encoder(other)
+    before = encoder.fingerprint
+    other.to(torch.float32)
+    assert encoder.fingerprint != before
+
+
+class ParallelBlock(nn.Module):
+    """A norm of the block's own input, read after attention has mixed it."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.norm, self.dense = block, nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, hidden_states, *args, **kwargs):
+        mixed = self.block(hidden_states, *args, **kwargs)
+        return mixed + self.dense(self.norm(hidden_states))
+
+
+def test_parallel_branches_are_run_in_one_order():
+    model = tiny("bert")
+    layers = model[0].auto_model.encoder.layer
+    layers[0] = ParallelBlock(layers[0]).to(torch.float64)
+    explainer = Explainer(model)
+    assert explainer.factor(TEXTS)[0].error < 1e-6
+    assert explainer.explain(*TEXTS).gap == pytest.approx(0, abs=1e-6)

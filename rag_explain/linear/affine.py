@@ -26,19 +26,21 @@ class AffineMap:
     def __init__(
         self, operations: Sequence[Operation], source: int, output: int, hidden: Tensor, embedding: Tensor
     ) -> None:
-        self.operations = _needed(pool_early(_needed(operations, output), hidden), output)
+        needed = _needed(pool_early(_needed(operations, output), hidden), output)
+        self._head = find_head(needed, source, tuple(hidden.shape))
+        self.operations = [*self._head.operations, *self._head.rest]
         self.hidden = hidden
         self.embedding = embedding
         self._source = source
         self._output = output
         self.cast(hidden.dtype)
         self._last_use = _last_use(self.operations, output)
-        self._head = find_head(self.operations, source, tuple(hidden.shape))
         self._per_tangent = _peak(self.operations, self._last_use, source, hidden.shape) * hidden.element_size()
 
     def cast(self, dtype: torch.dtype) -> AffineMap:
         """Run tangents in this precision from now on; lower ones are faster where the hardware has them, and round."""
         self.hidden = self.hidden.to(dtype)
+        self._biases: Tensor | None = None
         for operation in self.operations:
             operation.cast(dtype)
         return self
@@ -83,24 +85,23 @@ class AffineMap:
                 if _alone(tangent, live.values(), keep):
                     space.give(tangent)
 
-    def pull(self, cotangents: Tensor) -> tuple[Tensor, Tensor]:
-        """Send cotangents (C, D, e) back: to the input, (C, D, n, h), and what the biases contribute, (C, D)."""
-        documents = self.hidden.shape[0]
+    def pull(self, cotangents: Tensor) -> Tensor:
+        """Send cotangents (C, D, e) back to the input: (C, D, n, h)."""
         gathered: dict[int, Tensor] = {self._output: cotangents}
-        rest = cotangents.new_zeros(cotangents.shape[0], documents)
         for operation in reversed(self.operations):
             cotangent = gathered.pop(operation.output, None)
             if cotangent is None:
                 continue
-            if operation.constant is not None:
-                # Documents lead in every value of a forward pass, alone or merged with the axes behind them.
-                rest += (cotangent * operation.constant).reshape(len(cotangent), documents, -1).sum(dim=-1)
             for slot, part in zip(operation.inputs, operation.pull(cotangent), strict=True):
                 gathered[slot] = gathered[slot] + part if slot in gathered else part
         source = gathered.get(self._source)
-        if source is None:
-            source = cotangents.new_zeros(cotangents.shape[0], *self.hidden.shape)
-        return source, rest
+        return cotangents.new_zeros(cotangents.shape[0], *self.hidden.shape) if source is None else source
+
+    def rest(self, cotangents: Tensor) -> Tensor:
+        """<cotangent, what the biases contribute>, (C, D): one tangent, pushed once, for any number of cotangents."""
+        if self._biases is None:
+            self._biases = self.push(torch.zeros_like(self.hidden)[None], bias=0)[0]
+        return torch.einsum("cde,de->cd", cotangents, self._biases)
 
     def chunk(self, budget: int) -> int:
         """How many tangents can travel at once when their values may take `budget` bytes."""
@@ -147,12 +148,8 @@ class AffineMap:
         """<cotangent, row of each token>, (C, D, n), and <cotangent, rest>, (C, D), without building rows: C pulls."""
         values = self.hidden if weights is None else weights
         step = self.chunk(budget)
-        tokens, rests = [], []
-        for part in cotangents.split(step):
-            source, rest = self.pull(part)
-            tokens.append((source * values).sum(dim=-1))
-            rests.append(rest)
-        return torch.cat(tokens), torch.cat(rests)
+        tokens = [(self.pull(part) * values).sum(dim=-1) for part in cotangents.split(step)]
+        return torch.cat(tokens), self.rest(cotangents)
 
 
 def _alone(tangent: Tensor, others: Iterable[Tensor], keep: Tensor | None) -> bool:

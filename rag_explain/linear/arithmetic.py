@@ -76,6 +76,8 @@ def _sum(rec: Recorder, terms: list[Any], signs: tuple[float, ...], out: Tensor)
         node = rec.find(term)
         if node is None:
             value = torch.as_tensor(term, dtype=out.dtype, device=out.device) * sign
+            # A mask's "minus infinity" only hides positions from a softmax: as a constant it is nothing.
+            value = value.masked_fill(value <= torch.finfo(out.dtype).min, 0.0)
             constant = value if constant is None else constant + value
             continue
         slot = rec.resolve(node)

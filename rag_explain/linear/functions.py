@@ -23,6 +23,9 @@ aten = torch.ops.aten
 def pointwise(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     source, rest = args[0], args[1:]
     node = rec.find(source)
+    if func is aten.clamp.Tensor and not any(rec.find(bound) for bound in rest):  # bounds without axes are numbers
+        func, rest = aten.clamp.default, tuple(None if bound is None else as_number(bound) for bound in rest)
+        kwargs = {name: None if bound is None else as_number(bound) for name, bound in kwargs.items()}
     if node is None or any(isinstance(value, Tensor) for value in (*rest, *kwargs.values())):
         unknown(rec, func, args, kwargs, out)
         return

@@ -160,7 +160,8 @@ class Recorder:
     def refuse(self, tensor: Tensor, reason: str, *, is_statistic: bool = False) -> Node:
         """`tensor` cannot be followed; an error only if the embedding needs it."""
         place = f" in {self.where}" if self.where else ""
-        return self.bind(tensor, Node(tensor, poison=reason + place, is_statistic=is_statistic))
+        where_it_began = reason if " in " in reason and "(module " in reason else reason + place
+        return self.bind(tensor, Node(tensor, poison=where_it_began, is_statistic=is_statistic))
 
     def resolve(self, node: Node) -> int | None:
         """The slot that holds this value's tangent; None when the value is poisoned."""
@@ -254,7 +255,7 @@ def _in_place(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     del rec.nodes[id(target)]
     rec.bind(before, node)
     out = func(*args, **kwargs)
-    TABLE[plain](rec, func, (before, *args[1:]), kwargs, out)
+    TABLE[plain](rec, getattr(plain, func._overloadname), (before, *args[1:]), kwargs, out)
     return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from rag_explain.encoder import Batch, Encoder
-from rag_explain.errors import InvalidInput
+from rag_explain.errors import InvalidInput, UnsupportedModel
 from rag_explain.store.memory import Resident
 from rag_explain.store.product import pair_products
 from rag_explain.types import Array, Factors, Token, Unit
+
+_PROBE = "Why was this short text found?"
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +102,44 @@ class Method(ABC):
     def check(self) -> None:
         """Refuse the encoder when the method would be wrong on it. Called once, when an Explainer is made."""
 
+    def check_route(self) -> None:
+        """Refuse an encoder in which a text reaches the embedding past the block that it is attributed to.
+
+        What goes past would be counted as a constant, and no sum would show it. So the block is given the hidden state
+        of one text while the model reads another: the embedding must not move. It must not depend on padding either,
+        or factors would depend on which texts shared a batch.
+        """
+        batch = self.encoder.tokenize([_PROBE, f"{_PROBE} {_PROBE}"], "document")
+        kept: list[Tensor] = []
+
+        def keep(block: int, hidden: Tensor) -> Tensor:
+            if block == self.layer:
+                kept.append(hidden.clone())
+            return hidden
+
+        alone, together = batch.select([0]), self.encoder.run(batch)[:1]
+        plain = self.encoder.run(alone, keep)
+        if not kept or kept[0].shape[:2] != alone.features["input_ids"].shape:
+            raise UnsupportedModel(
+                "the blocks of this encoder do not take hidden states of (texts, tokens, dimensions)"
+            )
+        ids = alone.features["input_ids"].clone()
+        words = [index for index, token in enumerate(alone.tokens[0]) if token.part == "text"]
+        ids[0, alone.positions(0)[words]] = int(ids[0, alone.positions(0)[words[0]]])  # one word, again and again
+        other = replace(alone, features={**alone.features, "input_ids": ids})
+        moved = self.encoder.run(other, lambda block, hidden: kept[0] if block == self.layer else hidden)
+        allowed = tolerance(self.encoder.dtype) * plain.norm()
+        if not (moved - plain).norm() <= allowed:
+            raise UnsupportedModel(
+                f"in this model a text reaches the embedding past the input of block {self.layer}, so that it cannot "
+                "be attributed there" + ("" if self.layer == 0 else ": try layer=0")
+            )
+        if not (together - plain).norm() <= allowed:
+            raise UnsupportedModel(
+                "the embeddings of this model depend on padding, so that a text has no embedding of its own: "
+                "pad on the other side, or use another model"
+            )
+
     @abstractmethod
     def factor(self, batch: Batch) -> list[Factors]:
         """The factors of each text of a batch."""
@@ -172,6 +212,11 @@ class PairMethod(Method):
 
     def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
         raise InvalidInput(f"{self.name} explains pairs of texts: call Explainer.explain")
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """What may be rounding in this precision, as a share of an embedding; a wrong rule misses by far more."""
+    return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
 def to_numpy(tensor: Tensor) -> Array:

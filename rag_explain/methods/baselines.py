@@ -68,8 +68,8 @@ class Gradient(PairMethod):
         scores = similarities(self.encoder, left.embedding[0], right.embedding)
         by_query, by_document = similarity_gradients(self.encoder, left.embedding[0], right.embedding)
         step = left.chunk(self.budget or DEFAULT_BUDGET)
-        asked = torch.cat([left.pull(part)[0] for part in by_query[:, None].split(step)])[:, 0].norm(dim=-1)
-        found = right.pull(by_document[None])[0][0].norm(dim=-1)
+        asked = torch.cat([left.pull(part) for part in by_query[:, None].split(step)])[:, 0].norm(dim=-1)
+        found = right.pull(by_document[None])[0].norm(dim=-1)
         here = query.positions(0)
         return [
             _document(

@@ -24,12 +24,10 @@ from torch import Tensor
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import CheckFailed, InvalidInput
 from rag_explain.linear import ATTN_LRP, DEFAULT_BUDGET, JACOBIAN, LRP, AffineMap, Recorder, Rules
-from rag_explain.methods.base import ColdDocument, Method, to_numpy
+from rag_explain.methods.base import ColdDocument, Method, to_numpy, tolerance
 from rag_explain.types import Factors
 
 _CHECK_TEXT = "Why was this short text found?"
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}  # lower precisions miss by rounding alone
-_LOW_PRECISION_TOLERANCE = 5e-2
 
 
 def freeze(encoder: Encoder, batch: Batch, layer: int, rules: Rules, at: Tensor | None = None) -> AffineMap:
@@ -56,6 +54,9 @@ class FrozenMethod(Method):
     rules: Rules
     computes_rest: ClassVar[bool]
     precision: torch.dtype | None = None
+
+    def check(self) -> None:
+        self.check_route()
 
     def factor(self, batch: Batch) -> list[Factors]:
         frozen = self._freeze(batch)
@@ -134,13 +135,13 @@ class BiLRP(FrozenMethod):
         batch = self.encoder.tokenize([_CHECK_TEXT], "document")
         (factors,) = self.factor(batch)
         plain = to_numpy(self.encoder.run(batch)[0])
-        tolerance = _TOLERANCE.get(self.precision or self.encoder.dtype, _LOW_PRECISION_TOLERANCE)
         error = max(factors.error, float(np.linalg.norm(plain - factors.embedding) / np.linalg.norm(plain)))
-        if not error <= tolerance:
+        if not error <= tolerance(self.precision or self.encoder.dtype):
             raise CheckFailed(
                 f"sum of rows + rest misses the embedding of {self.encoder.name} by {error:.1%}: "
                 "an operation of this encoder is treated wrongly, and it is not explained; please report the model"
             )
+        super().check()
 
 
 class HessianProduct(FrozenMethod):

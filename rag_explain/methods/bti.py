@@ -79,10 +79,10 @@ class BTI(PairMethod):
         for index in range(len(documents)):
             cosine, by_left, by_right = _cosine(left.embedding[0], right.embedding[index])
             # One document's cotangent at a time: documents do not meet in the pass, so the others' are zero.
-            asked = left.pull(by_left[None, None])[0][0, 0]
+            asked = left.pull(by_left[None, None])[0, 0]
             cotangent = torch.zeros_like(right.embedding)
             cotangent[index] = by_right
-            found = right.pull(cotangent[None])[0][0, index]
+            found = right.pull(cotangent[None])[0, index]
             one = self._words(query, 0, left.hidden[0], asked)
             other = self._words(documents, index, right.hidden[index], found)
             result.append(self._match(one, other, float(scores[index]), documents.truncated[index], cosine))

@@ -87,6 +87,7 @@ class JacobianMethod(Method):
 
     def check(self) -> None:
         """Finds out once how nodes can be batched, and fails here rather than at the first text."""
+        self.check_route()
         _ = self._spreads
 
     def factor(self, batch: Batch) -> list[Factors]:
@@ -328,7 +329,7 @@ class Path:
             cotangents = self._project(frozen, half[:, None].expand(-1, len(weights), -1))
             parts = []
             for part in cotangents.split(frozen.chunk(budget)):
-                source, _ = frozen.pull(part)
+                source = frozen.pull(part)
                 parts.append(torch.einsum("cknh,nh,k->cn", source, self.change, weights))
             total += torch.cat(parts)
         return total
