@@ -120,7 +120,8 @@ class Encoder:
         self._transformer = _first_module(self._twin)
         self._modules = list(self._twin.named_children())
         # The final normalisation is left to the score, unless something is cut off behind it.
-        self._normalizes = type(self._modules[-1][1]).__name__ == "Normalize" and self._twin.truncate_dim is None
+        self._truncate_dim: int | None = getattr(self._twin, "truncate_dim", None)
+        self._normalizes = type(self._modules[-1][1]).__name__ == "Normalize" and self._truncate_dim is None
         if self._normalizes:
             self._modules.pop()
         self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
@@ -215,8 +216,8 @@ class Encoder:
                 if module is self._transformer and visit is not None:
                     features["token_embeddings"] = visit(visit_state.calls, features["token_embeddings"])
         embedding: Tensor = features["sentence_embedding"]
-        if self._twin.truncate_dim is not None:
-            embedding = embedding[:, : self._twin.truncate_dim]
+        if self._truncate_dim is not None:
+            embedding = embedding[:, : self._truncate_dim]
         return embedding
 
     def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -323,7 +324,7 @@ class Encoder:
             "model": {k: v for k, v in self._transformer.config.to_dict().items() if not k.startswith("_")},
             "tokenizer": hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
             "prompts": [self.prompt("query"), self.prompt("document")],
-            "lengths": [self._twin.max_seq_length, getattr(self._twin, "truncate_dim", None)],
+            "lengths": [self._twin.max_seq_length, self._truncate_dim],
             "metric": self.metric,
         }
         digest = hashlib.blake2b(json.dumps(description, sort_keys=True, default=str).encode(), digest_size=16)

@@ -38,7 +38,8 @@ def test_every_path_gives_the_same_explanation(method: str, tmp_path: Path) -> N
         explainer.store.close()
     for one, two, three in zip(cold, warm, disk, strict=True):
         np.testing.assert_allclose(one.matrix, two.matrix, atol=2e-5)
-        np.testing.assert_array_equal(two.matrix, three.matrix)
+        # The same rounded rows; a product may add them up in another order.
+        np.testing.assert_allclose(two.matrix, three.matrix, atol=1e-6)
         assert one.document_tokens == two.document_tokens == three.document_tokens
         assert one.score == pytest.approx(two.score, abs=1e-5)
         assert abs(two.gap) < 1e-4
