@@ -389,7 +389,7 @@ def test_multi_query_finds_duplicates_inside_and_outside() -> None:
         )
 
     expected = build(base).invoke(QUERY)
-    assert 4 < len(expected) < 16
+    assert 4 <= len(expected) < 16  # four queries of four documents each, and some found twice
     outside = ExplainingRetriever(retriever=build(base), explainer=Explainer(model())).invoke(QUERY)
     inside = build(ExplainingRetriever(retriever=base, explain="eager")).invoke(QUERY)
     assert plain(outside) == plain(expected) == plain(inside)
