@@ -13,7 +13,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 CORPUS = [
@@ -88,39 +88,17 @@ ARCHITECTURES = {
     ),
 }
 BERT_FAMILY = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
-_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @functools.cache
 def tokenizer(kind: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of one of the three families, trained on a few sentences."""
-    if kind == "wordpiece":
-        core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        core.normalizer = normalizers.BertNormalizer(lowercase=True)
-        core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        trainer = trainers.WordPieceTrainer(vocab_size=150, special_tokens=_SPECIAL, show_progress=False)
-    elif kind == "bytes":
-        core = Tokenizer(models.BPE())
-        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        core.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=330,
-            special_tokens=_SPECIAL,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-    else:
-        core = Tokenizer(models.Unigram())
-        core.pre_tokenizer = pre_tokenizers.Metaspace()
-        trainer = trainers.UnigramTrainer(
-            vocab_size=150, special_tokens=_SPECIAL, unk_token="[UNK]", show_progress=False
-        )
-    core.train_from_iterator(CORPUS, trainer)
-    core.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    """A tokenizer of one of the three families: "wordpiece", "bytes" (BPE) or "unigram".
+
+    They were trained on `CORPUS` once and are kept as files: training breaks ties by hash, so that every run would get
+    other pieces and every test other numbers.
+    """
     return PreTrainedTokenizerFast(
-        tokenizer_object=core,
+        tokenizer_object=Tokenizer.from_file(str(Path(__file__).parent / "tokenizers" / f"{kind}.json")),
         unk_token="[UNK]",
         pad_token="[PAD]",
         cls_token="[CLS]",
