@@ -78,7 +78,7 @@ class JacobianMethod(Method):
         self.max_nodes = max_nodes
 
     def _default_layer(self) -> int:
-        # Half of the depth: most faithful under perturbation on STSb dev (benchmarks/layers.py, docs/methods.md).
+        # As faithful under perturbation as the earlier blocks, and cheaper (benchmarks/layers.py, docs/methods.md).
         return self.encoder.blocks // 2
 
     @property
