@@ -251,12 +251,15 @@ class Encoder:
             for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
                 batch = self.tokenize(texts[first : first + _EMBEDDED_AT_ONCE], role)
                 for bucket in batch.buckets(_EMBEDDED_TOKENS):
-                    embeddings = self.run(batch.select(bucket))
-                    if self._normalizes:
-                        embeddings = embeddings / self.norms(embeddings)[:, None]
-                    for index, embedding in zip(bucket, embeddings, strict=True):
+                    for index, embedding in zip(bucket, self.run(batch.select(bucket)), strict=True):
                         found[first + index] = embedding
-            result: NDArray[np.float32] = torch.stack(found).to("cpu", torch.float32).numpy()
+            return self.vectors(torch.stack(found))
+
+    def vectors(self, embeddings: Tensor) -> NDArray[np.float32]:
+        """(D, e): embeddings as `encode_query` and `encode_document` hand them out."""
+        if self._normalizes:
+            embeddings = embeddings / self.norms(embeddings)[:, None]
+        result: NDArray[np.float32] = embeddings.to("cpu", torch.float32).numpy()
         return result
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rag_explain import models
 from rag_explain.comparison import Compared, Comparison
@@ -179,6 +181,18 @@ class Explainer:
             for bucket in batch.buckets(BUCKET_TOKENS):
                 factors.update(zip(bucket, self.method.factor(batch.select(bucket)), strict=True))
         return [factors[index] for index in range(len(texts))]
+
+    def query_vector(self, query: str) -> NDArray[np.float32]:
+        """(e,): what the model's `encode_query` gives, where possible from the pass that explanations need anyway."""
+        # Factors keep float32: of a model in double precision they do not know the last bits.
+        if not self.method.embeds or self.encoder.dtype == torch.float64:
+            vectors = self.encoder.embed([query], "query")
+        else:
+            with _quiet_torch(self.encoder):
+                embedding = torch.as_tensor(self._query_factors(query).embedding.copy())
+                vectors = self.encoder.vectors(embedding.to(self.encoder.device, self.encoder.dtype)[None])
+        vector: NDArray[np.float32] = vectors[0]
+        return vector
 
     # ------------------------------------------------------------------ inside
 

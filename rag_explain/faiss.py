@@ -117,7 +117,7 @@ class FaissRetriever:
             raise InvalidInput(f"k must be at least 1, not {k}")
         if not queries:
             return []
-        vectors = self.explainer.encoder.embed(queries, "query")
+        vectors = self._embed(queries, explain)
         if vectors.shape[1] != self.index.d:
             raise InvalidInput(
                 f"the index has {self.index.d} dimensions and {self.explainer.encoder.name} gives {vectors.shape[1]}: "
@@ -131,6 +131,15 @@ class FaissRetriever:
             self._retrieval.hits(query, self._found(scores[i], rows[i]), explain, metric=metric, surrogate=surrogate)
             for i, query in enumerate(queries)
         ]
+
+    def _embed(self, queries: Sequence[str], explain: Explain | None) -> NDArray[np.float32]:
+        """The queries as vectors. Where one is explained in any case, one forward pass serves both."""
+        if len(queries) == 1 and self._retrieval.is_eager(explain) and self._retrieval.budget is None:
+            try:
+                return self.explainer.query_vector(queries[0])[None]
+            except Exception as error:  # what is wrong with the explanation must not fail the search
+                logger.debug("the query is embedded without its factors: %s", error)
+        return self.explainer.encoder.embed(queries, "query")
 
     def _found(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Iterator[Found]:
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):

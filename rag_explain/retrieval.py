@@ -113,7 +113,7 @@ class Retrieval:
             else Lazy(None, status="skipped", reason="an explanation was not asked for")
             for rank, document in enumerate(found)
         ]
-        if mode == "eager":
+        if self.is_eager(explain):
             handles = self._compute(work, found, handles)
         return Hits(
             Hit(
@@ -130,9 +130,13 @@ class Retrieval:
 
     async def ahits(self, query: str, found: Iterable[Found], explain: Explain | None = None, **options: Any) -> Hits:
         """`hits` for a running event loop: what computes, computes in a thread."""
-        if (self.mode if explain is None else explain) == "eager":
+        if self.is_eager(explain):
             return await asyncio.to_thread(self.hits, query, found, explain, **options)
         return self.hits(query, found, explain, **options)
+
+    def is_eager(self, explain: Explain | None) -> bool:
+        """Whether a call with this argument computes explanations before it returns."""
+        return (self.mode if explain is None else explain) == "eager"
 
     @property
     def explainer(self) -> Explainer:

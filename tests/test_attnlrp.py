@@ -10,13 +10,15 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import references
 import torch
-from models import TEXTS, tiny
+from models import ARCHITECTURES, TEXTS, tiny
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from rag_explain import Explainer
 from rag_explain.encoder import Encoder
 from rag_explain.linear import ATTN_LRP, AffineMap, Recorder
 from rag_explain.methods.bilrp import BiLRP, freeze
@@ -135,3 +137,11 @@ def test_the_option_is_named_in_the_settings_and_differs() -> None:
     assert other.settings["rules"] == "attnlrp"
     assert abs(plain.rows - other.rows).max() > 1e-3
     assert other.error < 1e-6
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_masks_of_padded_batches_leave_no_infinity_behind(name: str) -> None:
+    explainer = Explainer(tiny(name, dtype=torch.float32), rules="attnlrp")
+    for explanation in explainer.explain_many(TEXTS[0], [TEXTS[1], TEXTS[0], "moon"]):
+        assert np.isfinite(explanation.matrix).all()
+        assert explanation.gap == pytest.approx(0, abs=1e-4)

@@ -75,12 +75,13 @@ def build(name: str) -> tuple[Any, list[int]]:
 
 
 @pytest.mark.filterwarnings("ignore:WARNING clustering")
+@pytest.mark.parametrize("explain", ["lazy", "eager"])
 @pytest.mark.parametrize("name", INDEXES)
-def test_the_same_rows_in_the_same_order_with_the_same_scores(name: str) -> None:
+def test_the_same_rows_in_the_same_order_with_the_same_scores(name: str, explain: Any) -> None:
     index, ids = build(name)
     documents = dict(zip(ids, TEXTS, strict=True))
     before = index.ntotal
-    hits = FaissRetriever(index, documents, explainer()).search(QUERY, 5)
+    hits = FaissRetriever(index, documents, explainer()).search(QUERY, 5, explain)
     scores, rows = index.search(explainer().encoder.embed([QUERY], "query"), 5)
     assert [hit.id for hit in hits] == [str(row) for row in rows[0]]
     assert [hit.score for hit in hits] == scores[0].tolist()
@@ -108,6 +109,40 @@ def test_embedding_is_what_the_model_says() -> None:
     texts = [*CORPUS, "a", "the cat " * 100]
     np.testing.assert_allclose(encoder.embed(texts, "query"), model.encode_query(texts), atol=1e-6)
     np.testing.assert_allclose(encoder.embed(texts, "document"), model.encode_document(texts), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_query_that_is_explained_is_searched_with_the_same_vector_to_the_last_bit(
+    dtype: torch.dtype, normalize: bool
+) -> None:
+    model = tiny(after=(lambda: [Normalize()]) if normalize else None, dtype=dtype)
+    own = Explainer(model)
+    for query in (QUERY, "a", "moon"):
+        np.testing.assert_array_equal(own.query_vector(query), own.encoder.embed([query], "query")[0])
+        expected = model.encode_query([query], convert_to_tensor=True)[0].float().numpy()
+        np.testing.assert_array_equal(own.query_vector(query), expected)
+
+
+def test_one_forward_pass_serves_search_and_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Explainer(tiny(after=lambda: [Normalize()], dtype=torch.float32))
+    retriever = FaissRetriever.from_texts(TEXTS, own)
+    retriever.precompute(progress=False)
+    runs: list[int] = []
+    run = own.encoder.run
+    monkeypatch.setattr(own.encoder, "run", lambda *args: runs.append(1) or run(*args))
+    assert all(hit.explanation for hit in retriever.search(QUERY, 3, explain="eager"))
+    assert len(runs) == 1
+
+
+def test_a_query_whose_factors_fail_is_searched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Explainer(tiny(after=lambda: [Normalize()], dtype=torch.float32))
+    retriever = FaissRetriever.from_texts(TEXTS, own)
+    before = retriever.search(QUERY, 3, explain=False)
+    monkeypatch.setattr(own.method, "factor", lambda batch: 1 / 0)
+    hits = retriever.search(QUERY, 3, explain="eager")
+    assert [(hit.id, hit.score) for hit in hits] == [(hit.id, hit.score) for hit in before]
+    assert [hit.handle.status for hit in hits] == ["failed"] * 3
 
 
 def test_fewer_than_k_and_an_empty_index() -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from rag_explain.linear import operations as ops
 from rag_explain.linear.functions import apply, as_number, combine
 from rag_explain.linear.structure import one
-from rag_explain.linear.table import handles, unknown
+from rag_explain.linear.table import Arguments, always_frozen, handles, handles_whole, unknown
 from rag_explain.linear.trace import Node, Recorder
 
 aten = torch.ops.aten
@@ -23,7 +24,8 @@ def matrices(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if added and (rec.find(bias) or kwargs.get("alpha", 1) != 1):
         unknown(rec, func, args, kwargs, out)
         return
-    constant = None if bias is None else bias * kwargs.get("beta", 1)
+    beta = kwargs.get("beta", 1)
+    constant = bias if bias is None or beta == 1 else bias * beta
     a, b = rec.find(left), rec.find(right)
     if a and b:
         _two_matrices(rec, a, b, out, constant)
@@ -36,6 +38,16 @@ def matrices(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         one(rec, right, out, ops.MixLeft, matrix=left, constant=constant)
     else:
         unknown(rec, func, args, kwargs, out)
+
+
+@handles_whole(linear, lambda input, weight, bias=None: (input, weight, bias))
+def dense(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out: Any) -> None:
+    """A dense layer: x (..., k) -> x @ weight^T (k, o) + bias."""
+    source, weight, bias = args
+    if rec.find(weight) or rec.find(bias):
+        unknown(rec, func, args, kwargs, out)
+    else:
+        one(rec, source, out, ops.Linear, weight=weight.t(), constant=bias)
 
 
 def _two_matrices(rec: Recorder, a: Node, b: Node, out: Tensor, constant: Tensor | None) -> None:
@@ -231,10 +243,8 @@ def vector_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
     rec.nodes[id(out)].is_statistic = True
 
 
-@handles(aten._softmax)
+@handles(aten._softmax, frozen=lambda rules: rules.softmax == "frozen")
 def softmax(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    if rec.rules.softmax == "frozen":
-        return  # a constant: attention probabilities are coefficients
     source, dim = args[0], args[1] % args[0].ndim
     # p - J x, the constant of the first-order expansion; -inf of a mask never counts, since p is zero there.
     finite = torch.where(out == 0, out.new_zeros(()), source)
@@ -243,10 +253,9 @@ def softmax(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     one(rec, source, out, ops.SoftmaxJacobian, probabilities=out, dim=dim, constant=constant)
 
 
-@handles(
+# Choices and shapes: frozen like everything else that decides without being summed.
+always_frozen(
     aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan, aten.isinf, aten.argmax, aten.argmin,
     aten.argsort, aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten.new_zeros, aten.new_ones,
     aten.new_empty, aten.new_full, aten.any, aten.all, aten.sym_size,
 )  # fmt: skip
-def constant_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """Choices and shapes: frozen like everything else that decides without being summed."""

@@ -260,16 +260,24 @@ class _Pooling:
                 return self._emit(
                     Sum, *inner_slots, width=width, in_shapes=in_shapes, signs=operation.signs, constant=constant
                 )
-            dense = self._producers.get(operation.inputs[0]) if isinstance(operation, View) else None
-            if isinstance(dense, Linear) and self._readers[dense.output] == 1 and len(dense.shape) == 2:
-                rows = self._documents * self._length
+            dense = self._dense(operation, shape)
+            if dense is not None:
                 inner_width = dense.weight.shape[0]
-                inner = self._emit(
-                    Pool, dense.inputs[0], width=inner_width, in_shape=(rows, inner_width), weights=weights
-                )
+                in_shape = (*dense.shape[:-1], inner_width)
+                inner = self._emit(Pool, dense.inputs[0], width=inner_width, in_shape=in_shape, weights=weights)
                 bias = self._constant(dense.constant, weights, shape)
                 return self._emit(Linear, inner, width=width, weight=dense.weight, constant=bias)
         return self._emit(Pool, slot, width=width, in_shape=shape, weights=weights)
+
+    def _dense(self, operation: Operation, shape: Shape) -> Linear | None:
+        """The dense layer that this operation is, or that it is a view of: (D * n, k) seen as (D, n, k)."""
+        if isinstance(operation, View):
+            inner = self._producers.get(operation.inputs[0])
+            rows = (self._documents * self._length, shape[-1])
+            if inner is None or self._readers[inner.output] != 1 or inner.shape != rows:
+                return None
+            operation = inner
+        return operation if isinstance(operation, Linear) else None
 
     def _constant(self, constant: Tensor | None, weights: Tensor, shape: Shape) -> Tensor | None:
         """What a constant of (D, n, k) adds up to over the positions: (D, k)."""

@@ -47,11 +47,8 @@ def apply(
         slot = rec.resolve(node)
         assert slot is not None
         source = node.tensor
-        if slope is not None:
-            slot = rec.emit(ops.Scale, slot, like=out, in_shape=tuple(source.shape), factor=out.new_tensor(slope))
-        else:
-            slot = rec.emit_later(slot, lambda: derivative(step, source), source, out)
-        rec.bind(out, Node(out, slot))
+        factor = derivative(step, source) if slope is None else out.new_tensor(slope)
+        rec.bind(out, Node(out, rec.emit(ops.Scale, slot, like=out, in_shape=tuple(source.shape), factor=factor)))
         return
     inner = node.as_function()
     before = inner.function

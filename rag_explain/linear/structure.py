@@ -27,9 +27,7 @@ def one(rec: Recorder, source: Any, out: Tensor, kind: type[ops.Operation], **se
 @handles(aten.clone, aten.detach, aten.alias, aten._to_copy, aten.contiguous, aten.lift_fresh, aten.dropout)
 def same(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """A copy, perhaps in another precision: the tangent stays as it is."""
-    node = rec.nodes[id(args[0])]
-    if out.is_floating_point():
-        rec.bind(out, Node(out, node.slot, node.pointwise, node.poison, node.is_statistic))
+    rec.alias(out, args[0])
 
 
 @handles(aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten)

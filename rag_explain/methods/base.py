@@ -78,6 +78,8 @@ class Method(ABC):
     bilinear: ClassVar[bool] = True
     # Whether a text's factors serve every pair it is in, and are therefore worth keeping.
     cacheable: ClassVar[bool] = True
+    # Whether the embedding in the factors is the encoder's own to the last bit, good enough to search with.
+    embeds: ClassVar[bool] = False
 
     def __init__(self, encoder: Encoder, layer: int | None = None, *, budget: int | None = None) -> None:
         self.encoder = encoder

@@ -44,13 +44,14 @@ def freeze(encoder: Encoder, batch: Batch, layer: int, rules: Rules, at: Tensor 
                 recorder.mark(hidden)
             return hidden
 
-        embedding = encoder.run(batch, visit, lambda name: setattr(recorder, "where", name))
+        embedding = encoder.run(batch, visit, recorder.enter)
     return recorder.freeze(embedding)
 
 
 class FrozenMethod(Method):
     """Rows are images of the tokens' inputs under the frozen encoder."""
 
+    embeds = True  # the forward pass is recorded, not rewritten
     rules: Rules
     computes_rest: ClassVar[bool]
     precision: torch.dtype | None = None

@@ -106,7 +106,7 @@ class BTI(PairMethod):
                     pooled.append((hidden * shares[..., None]).sum(dim=1))
                 return hidden
 
-            own = self.encoder.run(batch, visit, lambda name: setattr(recorder, "where", name))
+            own = self.encoder.run(batch, visit, recorder.enter)
         return recorder.freeze(pooled[0]), own
 
     def _words(self, batch: Batch, index: int, vectors: Tensor, gradient: Tensor) -> Words:

@@ -1,0 +1,195 @@
+"""What a forward pass does to one hidden state, written down while it runs, unchanged.
+
+Every tensor operation that touches a value depending on the marked hidden state becomes a `Step`; nothing is worked out
+yet, so the pass is little slower than without a tape, and its results are the same to the last bit. Both modes used
+here are thread-local in torch: nothing is patched, no class is changed, another thread's `model.encode` does not
+notice, and leaving the `with` leaves nothing behind, whether by return or by exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rag_explain.errors import UnsupportedOperation
+from rag_explain.linear.rules import Rules
+from rag_explain.linear.table import WHOLE, Arguments, Handler, handler_of, kind_of
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """One operation: out = func(*args, **kwargs), which is a function of `reads`."""
+
+    handler: Handler
+    func: Any
+    args: Arguments
+    kwargs: dict[str, Any]
+    out: Any
+    reads: Arguments
+    where: str  # the module that was running, for error messages
+
+
+class Tape:
+    """Records the steps of a forward pass that depend on a hidden state.
+
+    Args:
+        rules: decide what is a coefficient and need not be followed.
+        known: values that are followed from the start, by `id`.
+    """
+
+    def __init__(self, rules: Rules, known: Iterable[int] = (), where: str = "") -> None:
+        self.rules = rules
+        self.where = where
+        self.steps: list[Step] = []
+        self.marked: Tensor | None = None
+        # By id: steps keep their tensors alive, so that an id is never used twice.
+        self._known = set(known)
+        self._modes: list[Any] = []
+
+    def __enter__(self) -> Tape:
+        self._modes = [_Functions(self), _Operations(self)]
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._modes:
+            self._modes.pop().__exit__(kind, error, trace)
+
+    def mark(self, hidden: Tensor) -> None:
+        """Everything that depends on `hidden` is written down from here on."""
+        self.marked = hidden
+        self._known.add(id(hidden))
+
+    def touches(self, values: Iterable[Any]) -> bool:
+        """Whether any of the arguments of an operation is followed; lists of tensors are looked into."""
+        known = self._known
+        if not known:
+            return False
+        for value in values:
+            if id(value) in known:
+                return True
+            if isinstance(value, (list, tuple)) and self.touches(value):
+                return True
+        return False
+
+    def write(self, step: Step) -> None:
+        self.steps.append(step)
+        for value in _values((step.out,)):
+            if value.is_floating_point():
+                self._known.add(id(value))
+
+    def needed(self, output: Tensor) -> list[Step]:
+        """The steps that `output` depends on: under frozen attention, queries and keys fall away here."""
+        wanted = {id(output)}
+        kept = []
+        for step in reversed(self.steps):
+            if any(id(value) in wanted for value in _values((step.out,))):
+                kept.append(step)
+                wanted.update(id(value) for value in _values(step.reads))
+        return kept[::-1]
+
+    def overwrite(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        """`x.op_(...)` is `x = x.op(...)`, unless other values share x's memory: then no telling what changed."""
+        target = args[0]
+        name = str(func.overloadpacket).removeprefix("aten.")
+        plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
+        handler = handler_of(plain)
+        tensors = [value for step in self.steps for value in _values((step.args, step.kwargs.values(), step.out))]
+        memory = _memory(target)
+        is_shared = any(value is not target and _memory(value) == memory for value in tensors)
+        if id(target) not in self._known or handler is None or not name.endswith("_") or is_shared:
+            raise UnsupportedOperation(
+                f"the encoder writes into a tensor with {func.overloadpacket}, which cannot be followed: "
+                "use an encoder implementation without in-place operations"
+            )
+        before = target.clone()
+        self._known.add(id(before))
+        self.marked = before if self.marked is target else self.marked
+        for step in self.steps:
+            step.args, step.reads, step.out = (
+                _swapped(values, target, before) for values in (step.args, step.reads, step.out)
+            )
+            step.kwargs = {key: _swapped(value, target, before) for key, value in step.kwargs.items()}
+        func(*args, **kwargs)
+        args = (before, *args[1:])
+        self.write(Step(handler, getattr(plain, func._overloadname), args, kwargs, target, args, self.where))
+        return target
+
+
+class _Operations(TorchDispatchMode):
+    """Sees every tensor operation of this thread."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the twin is never compiled, and torch's guard costs as much as looking an operation up
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        self.tape = tape
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tape = self.tape
+        kwargs = kwargs or {}
+        reads = (*args, *kwargs.values()) if kwargs else args
+        if not tape.touches(reads):
+            return func(*args, **kwargs)
+        kind = kind_of(func)
+        if kind.is_mutable:
+            return tape.overwrite(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if not kind.is_frozen(tape.rules):
+            tape.write(Step(kind.handler, func, args, kwargs, out, reads, tape.where))
+        return out
+
+
+class _Functions(TorchFunctionMode):
+    """Sees the functions that are taken whole, before torch takes them apart."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        whole = WHOLE.get(func)
+        if whole is None:
+            return func(*args, **kwargs)
+        with torch._C._DisableTorchDispatch():
+            out = func(*args, **kwargs)
+        arguments = whole.arguments(*args, **kwargs)
+        reads = whole.reads(self.tape.rules, arguments)
+        if self.tape.touches(reads):
+            self.tape.write(Step(whole.handler, func, arguments, {}, out, reads, self.tape.where))
+        return out
+
+
+def _values(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments or results of an operation; lists are looked into."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Iterable) and not isinstance(value, str):
+            yield from _values(value)
+
+
+def _swapped(value: Any, old: Tensor, new: Tensor) -> Any:
+    """`value` with one tensor in place of another, wherever it is in it."""
+    if value is old:
+        return new
+    if isinstance(value, (list, tuple)):
+        return type(value)(_swapped(item, old, new) for item in value)
+    return value
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
