@@ -10,6 +10,7 @@ rules (`tests/references.py`): the same model, text and machine, and the same nu
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import platform
 import statistics
@@ -36,6 +37,7 @@ from rag_explain import Explainer, models
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.linear import DEFAULT_BUDGET, LRP
 from rag_explain.methods.bilrp import freeze
+from rag_explain.store import Store
 
 QUERY = "how do bees find the way back to their hive?"
 DOCUMENT = (
@@ -76,6 +78,18 @@ def seconds(run: Callable[[], object], repeats: int = 5) -> float:
     return statistics.median(times)
 
 
+def interleaved(repeats: int, **runs: Callable[[], object]) -> dict[str, float]:
+    """Median times of several things that take turns, so that a machine that slows down does so for all of them."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if turn:  # the first is not counted
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
 def papers_way(case: Case, batch: Batch) -> tuple[float, torch.Tensor]:
     """Seconds for one backward pass per dimension, and the rows it gives. The copy is made before the clock starts."""
     ruled = ruled_copy(case.model, gated=False)
@@ -86,21 +100,24 @@ def papers_way(case: Case, batch: Batch) -> tuple[float, torch.Tensor]:
         return (time.perf_counter() - start) * scale, rows
 
 
-def matmul_peak(width: int) -> float:
-    """Operations per second of the largest kind of product that a push makes, on buffers that are there already."""
+def large_product(width: int) -> tuple[float, Callable[[], object]]:
+    """The largest kind of product that a push makes, on buffers that are there already, and how many operations it is.
+
+    How fast it runs is the machine's peak, as far as a push is concerned.
+    """
     left, right = torch.randn(4096, width), torch.randn(width, 4 * width)
     out = torch.empty(4096, 4 * width)
-    return 2 * 4096 * width * 4 * width / seconds(lambda: torch.mm(left, right, out=out), 20)
+    return 2 * 4096 * width * 4 * width, lambda: torch.mm(left, right, out=out)
 
 
 def push_operations(tokens: int, width: int, depth: int) -> float:
     """Multiplications and additions of the matrix products in n + 1 tangents, after what the two ends save.
 
-    Per tangent and position a block takes 10 h^2 for its dense layers and n h for mixing. The first block's value and
-    mixing are shared by all tokens; the last dense layer runs once per tangent.
+    Per tangent and position a block takes 10 h^2 for its dense layers and n h for mixing. In the first block the two
+    dense layers around the mixing are shared by all tokens; the last dense layer runs once per tangent.
     """
     positions = (tokens + 1) * tokens
-    dense = (10 * depth - 1 - 4) * width**2 * positions + 4 * width**2 * (tokens + 1)
+    dense = (10 * depth - 2 - 4) * width**2 * positions + 4 * width**2 * (tokens + 1)
     return 2 * (dense + (depth - 1) * tokens * width * positions)
 
 
@@ -108,6 +125,7 @@ class Peak:
     """The largest resident memory of this process while a block runs, above what it had before, in MB."""
 
     def __enter__(self) -> Peak:
+        ctypes.CDLL(None).malloc_trim(0)  # memory that was freed and kept would be used without being seen
         self._before, self.most = self._resident(), 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch)
@@ -119,7 +137,7 @@ class Peak:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(0.005):
+        while not self._done.wait(0.002):
             self.most = max(self.most, self._resident() - self._before)
 
     @staticmethod
@@ -136,10 +154,12 @@ def compare_factors(case: Case, text: str, tokens: int, role: str) -> dict[str, 
     frozen = freeze(case.encoder, batch, 0, LRP)
     slow, oracle = papers_way(case, batch)
     rows, _ = frozen.rows()
-    fast = seconds(lambda: freeze(case.encoder, batch, 0, LRP).rows(), case.repeats)
-    push = seconds(frozen.rows, case.repeats)
     count, width = len(batch.tokens[0]), case.model.get_embedding_dimension()
-    peak = matmul_peak(width)
+    operations, product = large_product(width)
+    taken = interleaved(
+        case.repeats, fast=lambda: freeze(case.encoder, batch, 0, LRP).rows(), push=frozen.rows, product=product
+    )
+    fast, peak = taken["fast"], operations / taken["product"]
     return {
         "tokens": count,
         "papers_seconds": slow,
@@ -147,7 +167,7 @@ def compare_factors(case: Case, text: str, tokens: int, role: str) -> dict[str, 
         "ratio": slow / fast,
         "difference": float((rows[..., : case.measured] - oracle).norm() / oracle.norm()),
         "dimensions_measured": case.measured,
-        "share_of_matmul_peak": push_operations(count, width, case.encoder.blocks) / push / peak,
+        "share_of_matmul_peak": push_operations(count, width, case.encoder.blocks) / taken["push"] / peak,
         "matmul_peak_gflops": peak / 1e9,
     }
 
@@ -166,25 +186,36 @@ def compare_cold_pair(case: Case, query: dict[str, Any], document: dict[str, Any
     return {"seconds": fast, "ratio": (query["papers_seconds"] + document["papers_seconds"]) / fast}
 
 
-def compare_warm_pair(case: Case, tokens: int) -> dict[str, Any]:
-    """A new query and a document whose factors are kept, against plain encodes of the query."""
-    case.batch(QUERY, tokens)
-    explainer = Explainer(case.model)
+def compare_warm_pair(case: Case) -> dict[str, Any]:
+    """A new query and a document whose factors are kept, against plain encodes of the same query."""
+    explainer = Explainer(case.model, store=Store())
     explainer.precompute([DOCUMENT], progress=False)
-    counter = iter(range(1_000_000))
 
     def new_query() -> None:
-        explainer.explain(f"{next(counter)} {QUERY}", DOCUMENT)
+        explainer.close()  # forgets queries; the store was given open and stays so
+        assert explainer.explain(QUERY, DOCUMENT).provenance["path"] == "memory"
 
-    def known_query() -> None:
-        explainer.explain(QUERY, DOCUMENT)
-
-    encode = seconds(lambda: case.model.encode_query(QUERY), 20)
+    taken = interleaved(
+        30,
+        encode=lambda: case.model.encode_query(QUERY),
+        new=new_query,
+        known=lambda: explainer.explain(QUERY, DOCUMENT),
+    )
     return {
-        "encode_seconds": encode,
-        "new_query_encodes": seconds(new_query, 20) / encode,
-        "known_query_encodes": seconds(known_query, 20) / encode,
+        "tokens": len(explainer.encoder.tokenize([QUERY], "query").tokens[0]),
+        "encode_seconds": taken["encode"],
+        "new_query_encodes": taken["new"] / taken["encode"],
+        "known_query_encodes": taken["known"] / taken["encode"],
     }
+
+
+def compare_untouched(case: Case) -> dict[str, Any]:
+    """Encoding with a model that an Explainer was made of, against the same model without one."""
+    alone, _ = models.load(models.DEFAULT_MODEL, "cpu")
+    explainer = Explainer(case.model)
+    explainer.explain(QUERY, DOCUMENT)
+    taken = interleaved(60, alone=lambda: alone.encode_query(QUERY), explained=lambda: case.model.encode_query(QUERY))
+    return {"encode_with_explainer": taken["explained"] / taken["alone"]}
 
 
 def compare_precision(case: Case, tokens: int) -> dict[str, Any]:
@@ -194,7 +225,8 @@ def compare_precision(case: Case, tokens: int) -> dict[str, Any]:
     rough = freeze(case.encoder, batch, 0, LRP).cast(torch.bfloat16)
     rows = exact.rows()[0]
     error = float((rough.rows()[0].float() - rows).norm() / rows.norm())
-    return {"speedup": seconds(exact.rows) / seconds(rough.rows), "error": error}
+    taken = interleaved(5, exact=exact.rows, rough=rough.rows)
+    return {"speedup": taken["exact"] / taken["rough"], "error": error}
 
 
 def compare_batches(case: Case) -> dict[str, Any]:
@@ -206,13 +238,17 @@ def compare_batches(case: Case) -> dict[str, Any]:
     batch = case.encoder.tokenize(texts, "document")
     (half,) = explainer.method.factor(case.encoder.tokenize([QUERY], "query"))
     cold = explainer.method.cold
-    alone = seconds(lambda: [cold(half, batch.select([i])) for i in range(len(texts))], 3)
-    padded = seconds(lambda: cold(half, batch), 3)
-    bucketed = seconds(lambda: [cold(half, batch.select(bucket)) for bucket in batch.buckets(2048)], 3)
+    taken = interleaved(
+        3,
+        alone=lambda: [cold(half, batch.select([i])) for i in range(len(texts))],
+        padded=lambda: cold(half, batch),
+        bucketed=lambda: [cold(half, batch.select(bucket)) for bucket in batch.buckets(2048)],
+    )
     return {
         "documents": len(texts),
-        "padded_over_one_by_one": alone / padded,
-        "bucketed_over_one_by_one": alone / bucketed,
+        "documents_per_second_one_by_one": len(texts) / taken["alone"],
+        "padded_over_one_by_one": taken["alone"] / taken["padded"],
+        "bucketed_over_one_by_one": taken["alone"] / taken["bucketed"],
     }
 
 
@@ -333,8 +369,10 @@ def table(results: dict[str, Any]) -> str:
         warm, rough, many = results["warm_pair"], results["bfloat16"], results["batches"]
         lines += [
             "",
-            f"- Warm pair, new query: {warm['new_query_encodes']:.1f} plain encodes of the query; "
-            f"known query: {warm['known_query_encodes']:.2f}.",
+            f"- Warm pair, new query of {warm['tokens']} tokens: {warm['new_query_encodes']:.1f} plain encodes of the "
+            f"query; known query: {warm['known_query_encodes']:.2f}.",
+            f"- Encoding with a model that is being explained: {results['untouched']['encode_with_explainer']:.2f} "
+            "times as long as with one that is not.",
             f"- bfloat16 tangents: {rough['speedup']:.2f} times as fast, rows off by {rough['error']:.2%}.",
             f"- {many['documents']} documents of 6 to 83 words, cold: in buckets "
             f"{many['bucketed_over_one_by_one']:.2f} times as fast as one by one, padded to the longest "
@@ -374,7 +412,8 @@ def main() -> int:
     if arguments.quick:
         print(table(results))
         return 0 if query["ratio"] >= 25 and document["ratio"] >= 3 else 1
-    results["warm_pair"] = compare_warm_pair(first, 13)
+    results["warm_pair"] = compare_warm_pair(first)
+    results["untouched"] = compare_untouched(first)
     results["bfloat16"] = compare_precision(first, 105)
     results["batches"] = compare_batches(first)
     results["growth"] = growth(first, (8, 16, 32, 64, 128, 256, 512))

@@ -42,7 +42,7 @@ class Documents:
     ) -> list[Served]:
         """Explain the documents in the order given: what the store has as one product, the rest as the policy says."""
         start = time.perf_counter()
-        keys = self._keys(passages)
+        keys = self._keys(passages, query.fingerprint)
         owners = _owners(keys, ids)
         found = self._store.get(keys, self._device)
         self._store.link([(key, owners[key]) for key in found if key in owners])
@@ -71,7 +71,7 @@ class Documents:
         count = 0
         for window in chunks(passages, _WINDOW):
             texts = [passage for passage, _ in window]
-            keys = self._keys(texts)
+            keys = self._keys(texts, self._encoder.fingerprint)
             owners = _owners(keys, [name for _, name in window])
             kept = self._store.has(keys)
             self._store.link([(key, owners[key]) for key in kept if key in owners])
@@ -157,8 +157,8 @@ class Documents:
     def _device(self) -> str:
         return str(self._encoder.device)
 
-    def _keys(self, passages: Sequence[Embedded]) -> list[bytes]:
-        fingerprint, settings = self._encoder.fingerprint, self._method.settings
+    def _keys(self, passages: Sequence[Embedded], fingerprint: str) -> list[bytes]:
+        settings = self._method.settings
         return [
             factors_key(
                 passage,

@@ -153,7 +153,7 @@ class FaissRetriever:
 
     def _metric(self, vectors: NDArray[np.float32]) -> tuple[str, str | None]:
         """What the index's scores are, and why they are not what is explained, when they are not."""
-        unit = bool(np.allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=_UNIT))
+        unit = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1.0) <= _UNIT).all())
         metric = self.explainer.encoder.metric
         if self.index.metric_type == faiss.METRIC_INNER_PRODUCT:
             if unit or metric == "dot":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rag_explain.linear.ends import Chunk, Tokens, find_head, pool_early
+from rag_explain.linear.heads import join_heads
 from rag_explain.linear.operations import Operation, Workspace, count
 
 # Tangents are cut into chunks whose intermediate values fit in this many bytes: large enough that every product is a
@@ -26,7 +27,7 @@ class AffineMap:
     def __init__(
         self, operations: Sequence[Operation], source: int, output: int, hidden: Tensor, embedding: Tensor
     ) -> None:
-        needed = _needed(pool_early(_needed(operations, output), hidden), output)
+        needed = _needed(pool_early(join_heads(_needed(operations, output)), hidden), output)
         self._head = find_head(needed, source, tuple(hidden.shape))
         self.operations = [*self._head.operations, *self._head.rest]
         self.hidden = hidden
@@ -70,7 +71,7 @@ class AffineMap:
                 chunk.prepare(operation, live)
             inputs = [live[slot] for slot in operation.inputs if slot in live]
             dead = [live.pop(slot) for slot in self._last_use[operation.output] if slot in live]
-            spent = []
+            spent: Sequence[bool] = ()
             if operation.overwrites:
                 spent = [any(t is d for d in dead) and _alone(t, live.values(), keep) for t in inputs]
             if len(inputs) < len(operation.inputs):
@@ -79,7 +80,7 @@ class AffineMap:
             else:
                 out = operation.run(space, spent, *inputs)
             if bias is not None and operation.constant is not None:
-                out[bias] += operation.constant
+                out[bias].add_(operation.constant)
             live[operation.output] = out
             for tangent in dead:
                 if _alone(tangent, live.values(), keep):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rag_explain.linear.heads import MixHeads
 from rag_explain.linear.operations import (
     Center,
     Expand,
@@ -154,6 +155,8 @@ class Chunk:
         """An operation that has a shorter way."""
         if isinstance(operation, MixLeft):
             return self._mixed(self.tokens[operation.inputs[0]], operation.matrix, space)
+        if isinstance(operation, MixHeads):
+            return self._mixed_heads(self.tokens[operation.inputs[0]], operation, space)
         assert isinstance(operation, Sum)
         index = next(i for i, slot in enumerate(operation.inputs) if slot in self.tokens)
         (other,) = inputs
@@ -162,7 +165,7 @@ class Chunk:
         return out
 
     def _mixes(self, operation: Operation) -> bool:
-        if not isinstance(operation, MixLeft):
+        if not isinstance(operation, MixLeft | MixHeads):
             return False
         value = self.tokens[operation.inputs[0]]
         return value.place == Place(1) and value.alone.ndim == 3
@@ -195,6 +198,24 @@ class Chunk:
         if self.has_bias:
             out[-1] = (matrix @ value.bias).transpose(0, 1)
         return out.transpose(1, 2)
+
+    def _mixed_heads(self, value: Tokens, operation: MixHeads, space: Workspace) -> Tensor:
+        """Heads of a token alone are outer products too, so the dense layer behind them need only see n * H vectors.
+
+        out[t][:, i] = sum over heads h of matrix_h[i, t] * (x_h[t] @ weight_h)
+        """
+        documents, length, _ = value.alone.shape
+        heads, width = operation.heads, operation.shape[-1]
+        size = self.stop - self.start
+        out = space.take(value.alone, size + self.has_bias, *operation.shape)
+        apart = value.alone[:, self.start : self.stop].reshape(documents, size, heads, -1).permute(2, 1, 0, 3)
+        dense = torch.bmm(apart.reshape(heads, size * documents, -1), operation.weight.reshape(heads, -1, width))
+        by_head = dense.view(heads, size, documents, width).permute(1, 2, 0, 3)
+        matrix = operation.matrix.view(documents, heads, -1, length)[..., self.start : self.stop].permute(3, 0, 2, 1)
+        torch.bmm(matrix.flatten(0, 1), by_head.flatten(0, 1), out=out[:size].view(-1, *operation.shape[1:]))
+        if self.has_bias:
+            out[-1] = operation.push(value.bias[None])[0]
+        return out
 
 
 # ---------------------------------------------------------------------- the output's end

@@ -70,12 +70,12 @@ class Tape:
         self.marked = hidden
         self._known.add(id(hidden))
 
-    def touches(self, values: Iterable[Any]) -> bool:
+    def touches(self, arguments: Iterable[Any]) -> bool:
         """Whether any of the arguments of an operation is followed; lists of tensors are looked into."""
         known = self._known
         if not known:
             return False
-        for value in values:
+        for value in arguments:
             if id(value) in known:
                 return True
             if isinstance(value, (list, tuple)) and self.touches(value):
@@ -84,18 +84,19 @@ class Tape:
 
     def write(self, step: Step) -> None:
         self.steps.append(step)
-        for value in _values((step.out,)):
-            if value.is_floating_point():
-                self._known.add(id(value))
+        if isinstance(step.out, Tensor):  # nearly always, and this is the inner loop of recording
+            self._known.add(id(step.out))
+        else:
+            self._known.update(map(id, values((step.out,))))
 
     def needed(self, output: Tensor) -> list[Step]:
         """The steps that `output` depends on: under frozen attention, queries and keys fall away here."""
         wanted = {id(output)}
         kept = []
         for step in reversed(self.steps):
-            if any(id(value) in wanted for value in _values((step.out,))):
+            if id(step.out) in wanted or any(id(value) in wanted for value in values((step.out,))):
                 kept.append(step)
-                wanted.update(id(value) for value in _values(step.reads))
+                wanted.update(map(id, values(step.reads)))
         return kept[::-1]
 
     def overwrite(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -104,7 +105,7 @@ class Tape:
         name = str(func.overloadpacket).removeprefix("aten.")
         plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
         handler = handler_of(plain)
-        tensors = [value for step in self.steps for value in _values((step.args, step.kwargs.values(), step.out))]
+        tensors = [value for step in self.steps for value in values((step.args, step.kwargs.values(), step.out))]
         memory = _memory(target)
         is_shared = any(value is not target and _memory(value) == memory for value in tensors)
         if id(target) not in self._known or handler is None or not name.endswith("_") or is_shared:
@@ -117,7 +118,7 @@ class Tape:
         self.marked = before if self.marked is target else self.marked
         for step in self.steps:
             step.args, step.reads, step.out = (
-                _swapped(values, target, before) for values in (step.args, step.reads, step.out)
+                _swapped(part, target, before) for part in (step.args, step.reads, step.out)
             )
             step.kwargs = {key: _swapped(value, target, before) for key, value in step.kwargs.items()}
         func(*args, **kwargs)
@@ -173,13 +174,13 @@ class _Functions(TorchFunctionMode):
         return out
 
 
-def _values(values: Iterable[Any]) -> Iterator[Tensor]:
+def values(arguments: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors among the arguments or results of an operation; lists are looked into."""
-    for value in values:
+    for value in arguments:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, Iterable) and not isinstance(value, str):
-            yield from _values(value)
+            yield from values(value)
 
 
 def _swapped(value: Any, old: Tensor, new: Tensor) -> Any:

@@ -21,7 +21,7 @@ from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear.affine import AffineMap
 from rag_explain.linear.operations import Operation, Scale
 from rag_explain.linear.rules import Rules
-from rag_explain.linear.tape import Step, Tape
+from rag_explain.linear.tape import Step, Tape, values
 
 Function = Callable[[Tensor], Tensor]
 
@@ -117,9 +117,7 @@ class Recorder:
 
     def _read(self, steps: Sequence[Step]) -> None:
         for step in steps:
-            if any(self.find(value) for value in step.reads) or any(
-                self.find(item) for value in step.reads if isinstance(value, (list, tuple)) for item in value
-            ):
+            if any(id(value) in self.nodes for value in values(step.reads)):  # a norm's statistics, say, have no node
                 self._where = step.where
                 step.handler(self, step.func, step.args, step.kwargs, step.out)
 
@@ -186,27 +184,28 @@ class Recorder:
                 Scale, base, like=value, in_shape=tuple(source.shape), factor=factor, constant=constant
             )
             return
-        at_zero = float(function.function(torch.zeros((), dtype=torch.float64)))
+        at_zero, slope = _at_zero(function.key, function.function)
         if not abs(at_zero) < 1e-12:
             node.poison = f"the activation {function.key} is {at_zero:.3g} at zero, so it is no multiple of its input"
             return
-        ratio = _ratio(function, value, source)
+        # f(x) / x, which is f'(0) where x is zero.
+        ratio = torch.where(source == 0, slope, value / source)
         node.slot = self.emit(Scale, base, like=value, in_shape=tuple(source.shape), factor=ratio)
 
 
-def _ratio(function: Pointwise, value: Tensor, source: Tensor) -> Tensor:
-    """f(x) / x, which is f'(0) at x = 0."""
-    slope = _slope_at_zero(function.key, function.function)
-    return torch.where(source == 0, value.new_tensor(slope), value / source)
+_AT_ZERO: dict[str, tuple[float, float]] = {}
+_REMEMBERED = 1000  # functions; a key may hold numbers that a text decided
 
 
-_SLOPES: dict[str, float] = {}
-
-
-def _slope_at_zero(key: str, function: Function) -> float:
-    if key not in _SLOPES:
-        _SLOPES[key] = float(derivative(function, torch.zeros((), dtype=torch.float64)))
-    return _SLOPES[key]
+def _at_zero(key: str, function: Function) -> tuple[float, float]:
+    """An activation's value and slope at zero."""
+    known = _AT_ZERO.get(key)
+    if known is None:
+        zero = torch.zeros((), dtype=torch.float64)
+        known = float(function(zero)), float(derivative(function, zero))
+        if len(_AT_ZERO) < _REMEMBERED:
+            _AT_ZERO[key] = known
+    return known
 
 
 def derivative(function: Function, at: Tensor) -> Tensor:

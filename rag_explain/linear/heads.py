@@ -1,0 +1,106 @@
+"""Attention heads as one operation.
+
+Torch takes attention apart: heads are split off and moved aside, mixed, moved back and laid side by side, and a dense
+layer joins them, eight operations of which six only move elements. Joined to one they cost less, and the first block,
+where tokens are still alone, can do without most of the dense layer (`ends`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rag_explain.linear.operations import Linear, MixLeft, Operation, Permute, Shape, View, Workspace
+
+_ASIDE = (0, 2, 1, 3)  # (D, n, H, d) <-> (D, H, n, d)
+
+
+@dataclass(eq=False, kw_only=True)
+class MixHeads(Operation):
+    """x (D, m, H * d) -> (D, n, o): frozen attention by each head, and the dense layer that joins them."""
+
+    matrix: Tensor  # (D * H, n, m)
+    heads: int
+    weight: Tensor  # (H * d, o)
+
+    def push(self, *tangents: Tensor) -> Tensor:
+        return self.mix(self.matrix, tangents[0]) @ self.weight
+
+    def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
+        (t,) = tangents
+        mixed = self.mix(self.matrix, t)
+        out = space.take(t, t.shape[0], *self.shape)
+        torch.mm(mixed.view(-1, mixed.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
+        return out
+
+    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        return (self.mix(self.matrix.mT, cotangent @ self.weight.mT),)
+
+    def mix(self, matrix: Tensor, x: Tensor) -> Tensor:
+        """Each head's matrix (n, m) times its part of x (B, D, m, H * d), as D * H large products: (B, D, n, H * d)."""
+        batch, documents, length, width = x.shape
+        apart = x.reshape(batch, documents, length, self.heads, -1).permute(1, 3, 2, 0, 4)
+        mixed = torch.bmm(matrix, apart.reshape(documents * self.heads, length, -1))
+        together = mixed.view(documents, self.heads, matrix.shape[1], batch, -1).permute(3, 0, 2, 1, 4)
+        return together.reshape(batch, documents, matrix.shape[1], width)
+
+
+def join_heads(operations: Sequence[Operation]) -> list[Operation]:
+    """The same operations, with attention heads as one wherever they have the usual form."""
+    producers = {operation.output: operation for operation in operations}
+    reads = Counter(slot for operation in operations for slot in operation.inputs)
+    readers = {slot: operation for operation in operations for slot in operation.inputs if reads[slot] == 1}
+    joined: dict[int, MixHeads] = {}
+    gone: set[int] = set()
+    for mix in operations:
+        if not isinstance(mix, MixLeft):
+            continue
+        before: list[Operation | None] = []
+        after: list[Operation | None] = []
+        step: Operation | None = mix
+        while len(before) < 3 and step is not None and reads[step.inputs[0]] == 1:
+            step = producers.get(step.inputs[0])
+            before.append(step)
+        step = mix
+        while len(after) < 4 and step is not None:
+            step = readers.get(step.output)
+            after.append(step)
+        heads = _joined(mix, before[::-1], after)
+        if heads is not None:
+            joined[heads.output] = heads
+            gone.update(step.output for step in (mix, *before, *after) if step is not None)
+    return [
+        joined.get(operation.output, operation)
+        for operation in operations
+        if operation.output in joined or operation.output not in gone
+    ]
+
+
+def _joined(mix: MixLeft, before: Sequence[Operation | None], after: Sequence[Operation | None]) -> MixHeads | None:
+    """One operation for view, permute, view, mix, view, permute, view and dense; None where they are something else."""
+    match [*before, *after]:
+        case [View() as cut, Permute() as aside, View(), View(), Permute() as back, View() as whole, Linear() as dense]:
+            pass
+        case _:
+            return None
+    documents, length, heads, size = cut.shape if len(cut.shape) == 4 else (0, 0, 0, 0)
+    found: list[Shape] = [cut.in_shape, aside.dims, mix.shape[::2], back.dims, back.shape[::3], whole.shape[::2]]
+    width = heads * size
+    usual: list[Shape] = [
+        (documents, length, width), _ASIDE, (documents * heads, size), _ASIDE, (documents, size), (documents, width)
+    ]  # fmt: skip
+    if found != usual or len(whole.shape) != 3 or mix.constant is not None:
+        return None
+    return MixHeads(
+        inputs=cut.inputs,
+        output=dense.output,
+        shape=dense.shape,
+        constant=dense.constant,
+        matrix=mix.matrix,
+        heads=heads,
+        weight=dense.weight,
+    )
