@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from references import rows_by_dimension, ruled_copy
 
 from rag_explain import Explainer, models
 from rag_explain.encoder import Batch, Encoder
-from rag_explain.linear import DEFAULT_BUDGET, LRP
+from rag_explain.linear import LRP
 from rag_explain.methods.bilrp import freeze
 from rag_explain.store import Store
 
@@ -260,12 +259,11 @@ def growth(case: Case, sizes: Sequence[int]) -> list[dict[str, Any]]:
         batch = case.batch(DOCUMENT, size)
         frozen = freeze(case.encoder, batch, 0, LRP)
         count = len(batch.tokens[0])
-        every = torch.eye(width)[:, None, :]
         repeats = 3 if size <= 64 else 1
         with Peak() as pushed:
-            push = seconds(partial(frozen._push_rows, frozen.hidden, DEFAULT_BUDGET), repeats)
+            push = seconds(frozen.push_rows, repeats)
         with Peak() as pulled:
-            pull = seconds(partial(frozen.relevance, every), repeats)
+            pull = seconds(frozen.pull_rows, repeats)
         points.append(
             {
                 "tokens": count,

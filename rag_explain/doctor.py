@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rag_explain import models
-from rag_explain.encoder import Encoder
+from rag_explain.encoder import Encoder, quiet_torch
 from rag_explain.errors import RagExplainError
 from rag_explain.explainer import as_encoder
 from rag_explain.linear import JACOBIAN, LRP, AffineMap
@@ -49,7 +49,7 @@ def examine(model: str | Path | SentenceTransformer, device: str | None = None) 
     ]
     if encoder.is_multivector:
         return [*findings, Finding("supported", "alignment: its own score, token by token")]
-    with torch.inference_mode(False), torch.no_grad():
+    with quiet_torch(encoder):
         try:
             findings += _measure(encoder)
         except RagExplainError as error:
@@ -61,7 +61,7 @@ def _measure(encoder: Encoder) -> list[Finding]:
     batch = encoder.tokenize([_TEXT], "document")
     plain = encoder.run(batch)
     frozen = freeze(encoder, batch, 0, LRP)
-    rows, rest = frozen.rows()
+    rows, rest = frozen.push_rows()
     share = float(rest.norm() / frozen.embedding.norm())
     relevance, _ = frozen.relevance(torch.eye(rows.shape[-1]).to(rows)[:8, None, :])
     derivative = freeze(encoder, batch, 0, JACOBIAN)

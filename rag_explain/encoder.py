@@ -1,13 +1,10 @@
 """A sentence-transformers bi-encoder, seen as tokens with offsets, blocks, and one embedding per text.
 
-The user's model is never touched. The encoder works on a twin: a copy of the module tree that shares every weight with
-the original (no memory, and in-place updates are seen) but has its own tokenizer, its own hooks and its own attention
-setting. What happens to the twin cannot be seen from `model.encode`, in this thread or another.
+The user's model is never touched: the encoder works on a twin of it.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import threading
@@ -26,6 +23,7 @@ from torch import Tensor, nn
 
 from rag_explain.errors import InvalidInput, UnsupportedModel
 from rag_explain.reference import in_reference, reference_features
+from rag_explain.twin import find_blocks, first_module, make_twin, reading
 from rag_explain.types import Embedded, Part, Role, Token
 
 if TYPE_CHECKING:
@@ -116,8 +114,8 @@ class Encoder:
 
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         self.name = name or model.model_card_data.base_model or type(model).__name__
-        self._twin = _twin(model, device)
-        self._transformer = _first_module(self._twin)
+        self._twin = make_twin(model, device)
+        self._transformer = first_module(self._twin)
         self._modules = list(self._twin.named_children())
         # The final normalisation is left to the score, unless something is cut off behind it.
         self._truncate_dim: int | None = getattr(self._twin, "truncate_dim", None)
@@ -125,7 +123,7 @@ class Encoder:
         if self._normalizes:
             self._modules.pop()
         self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
-        for block in _find_blocks(self._transformer):
+        for block in find_blocks(self._transformer):
             block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
         similarity = self._twin.similarity_fn_name  # asking sets a default: not on the caller's model
         self.metric = "dot" if similarity == "dot" else "cosine"
@@ -137,7 +135,7 @@ class Encoder:
         self._parameters, self._buffers = list(self._twin.parameters()), list(self._twin.buffers())
         self._fingerprint: tuple[tuple[Any, ...], str] | None = None
         self._original = weakref.ref(model)
-        self._reading = _reading(model)
+        self._reading = reading(model)
         self.blocks = self._count_blocks()
         if not self.blocks:
             raise UnsupportedModel(f"no block of {type(self.transformer).__name__} was seen at work")
@@ -148,7 +146,7 @@ class Encoder:
         """Read the texts as `encode_query` or `encode_document` does: prompt in front, end cut off."""
         passages = as_passages(texts)
         original = self._original()
-        if original is not None and _reading(original) != self._reading:
+        if original is not None and reading(original) != self._reading:
             raise InvalidInput(
                 "the model's length limit, dimensions or prompts were changed after the Explainer was made: "
                 "make a new one"
@@ -385,62 +383,11 @@ class _Visit:
         return hidden if self.visit is None else self.visit(self.calls - 1, hidden)
 
 
-def _twin(model: SentenceTransformer, device: str | torch.device | None) -> SentenceTransformer:
-    if model.get_backend() != "torch":
-        raise UnsupportedModel(f"the model runs on {model.get_backend()}: load it with backend='torch' to explain it")
-    here = next(model.parameters()).device
-    shared: dict[int, Any] = {}
-    if device is None or _same_device(torch.device(device), here):
-        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, shared)
-    if not shared:
-        twin.to(device)
-    for module in twin.modules():
-        module._compiled_call_impl = None
-    return twin.eval()
-
-
-def _reading(model: Any) -> tuple[Any, ...]:
-    """What decides how a model reads a text, and is easily changed on it."""
-    prompts = tuple(sorted((model.prompts or {}).items()))
-    return model.max_seq_length, getattr(model, "truncate_dim", None), prompts, model.default_prompt_name
-
-
-def _same_device(wanted: torch.device, here: torch.device) -> bool:
-    return wanted.type == here.type and (wanted.index is None or wanted.index == here.index)
-
-
-def _first_module(twin: SentenceTransformer) -> Any:
-    """The module that holds the transformer; refused by name when it is something else."""
-    first: Any = twin[0]
-    if not hasattr(first, "auto_model"):
-        raise UnsupportedModel(
-            f"the model begins with {type(first).__name__}; only models that begin with a Transformer can be explained"
-        )
-    if not getattr(first.tokenizer, "is_fast", False):
-        raise UnsupportedModel(
-            "the model's tokenizer does not report character offsets: load it with a fast tokenizer (tokenizer.json)"
-        )
-    config = first.auto_model.config
-    if getattr(config, "_attn_implementation", "sdpa") not in ("sdpa", "eager"):
-        first.auto_model.set_attn_implementation("sdpa")
-    return first
-
-
-def _find_blocks(transformer: Any) -> list[nn.Module]:
-    """The modules that take the hidden state from one block to the next."""
-    model = transformer.auto_model
-    config = model.config
-    if config.model_type == "albert":  # one layer, called again and again
-        return [module for module in model.modules() if type(module).__name__ == "AlbertLayer"]
-    depth = next(
-        (getattr(config, name) for name in ("num_hidden_layers", "num_layers", "n_layers") if hasattr(config, name)),
-        None,
-    )
-    for _, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == depth:
-            return list(module)
-    raise UnsupportedModel(f"the encoder blocks of {type(model).__name__} could not be found")
+@contextmanager
+def quiet_torch(encoder: Encoder) -> Iterator[None]:
+    """No autograd, no inference mode and no autocast of the caller's reaches into the computation. All thread-local."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(encoder.device.type, enabled=False):
+        yield
 
 
 def as_passages(texts: Sequence[str | Embedded]) -> tuple[Embedded, ...]:

@@ -20,7 +20,7 @@ from rag_explain import models
 from rag_explain.comparison import Compared, Comparison
 from rag_explain.contrast import Contrast
 from rag_explain.documents import BUCKET_TOKENS, Documents
-from rag_explain.encoder import Encoder, as_passages
+from rag_explain.encoder import Encoder, as_passages, quiet_torch
 from rag_explain.errors import InvalidInput, RagExplainError
 from rag_explain.methods import ColdDocument, PairMethod, applicable, make
 from rag_explain.methods.subspace import Slices, split
@@ -69,7 +69,7 @@ class Explainer:
         self.method = make(method, self.encoder, layer, options)
         self._queries: OrderedDict[str, Factors] = OrderedDict()
         self._queries_lock = threading.Lock()
-        with _quiet_torch(self.encoder):
+        with quiet_torch(self.encoder):
             self.method.check()
         self._owns_store = not isinstance(store, Store)
         self.store = store if isinstance(store, Store) else Store(store)
@@ -97,7 +97,7 @@ class Explainer:
             return []
         if isinstance(self.method, PairMethod):
             return self._explain_pairs(self.method, query, passages)
-        with _quiet_torch(self.encoder):
+        with quiet_torch(self.encoder):
             half = self._query_factors(query)
             served = self._documents.explain(half, passages, ids)
         sides = (half.tokens, half.truncated, half.fingerprint)
@@ -124,7 +124,7 @@ class Explainer:
         total = len(texts) if isinstance(texts, Sized) else None
         names = repeat(None) if ids is None else ids
         pairs = ((as_passages([text])[0], name) for text, name in zip(texts, names, strict=ids is not None))
-        with _quiet_torch(self.encoder), _progress(progress, total) as advance:
+        with quiet_torch(self.encoder), _progress(progress, total) as advance:
             return self._documents.precompute(pairs, advance)
 
     def subspaces(self, query: str, document: str | Embedded, slices: Slices) -> dict[str, Explanation]:
@@ -175,7 +175,7 @@ class Explainer:
             raise InvalidInput("factor takes a list of texts")
         if not texts:
             return []
-        with _quiet_torch(self.encoder):
+        with quiet_torch(self.encoder):
             batch = self.encoder.tokenize(texts, role)
             factors: dict[int, Factors] = {}
             for bucket in batch.buckets(BUCKET_TOKENS):
@@ -188,7 +188,7 @@ class Explainer:
         if not self.method.embeds or self.encoder.dtype == torch.float64:
             vectors = self.encoder.embed([query], "query")
         else:
-            with _quiet_torch(self.encoder):
+            with quiet_torch(self.encoder):
                 embedding = torch.as_tensor(self._query_factors(query).embedding.copy())
                 vectors = self.encoder.vectors(embedding.to(self.encoder.device, self.encoder.dtype)[None])
         vector: NDArray[np.float32] = vectors[0]
@@ -213,7 +213,7 @@ class Explainer:
         """Methods that need both texts at once: nothing is kept, every pair is computed here and now."""
         explanations: dict[int, Explanation] = {}
         fingerprint = self.encoder.fingerprint
-        with _quiet_torch(self.encoder):
+        with quiet_torch(self.encoder):
             asked = self.encoder.tokenize([query], "query")
             batch = self.encoder.tokenize(documents, "document")
             for bucket in batch.buckets(BUCKET_TOKENS):
@@ -310,10 +310,3 @@ def as_encoder(model: SentenceTransformer | MultiVectorEncoder, name: str, devic
     if isinstance(model, MultiVectorEncoder):
         return MultiVector(model, name=name, device=device)
     return Encoder(model, name=name, device=device)
-
-
-@contextmanager
-def _quiet_torch(encoder: Encoder) -> Iterator[None]:
-    """No autograd, no inference mode and no autocast of the caller's reaches into the computation. All thread-local."""
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(encoder.device.type, enabled=False):
-        yield

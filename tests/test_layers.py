@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rag_explain"
 
 # From the bottom up. Modules on one line may know each other only where they are one package or the foundation.
 LAYERS: list[tuple[str, ...]] = [
-    ("errors", "plain", "frozen", "segments", "drawn", "types", "contrast", "comparison", "reference"),
+    ("errors", "plain", "frozen", "segments", "drawn", "types", "contrast", "comparison", "reference", "twin"),
     ("models", "encoder", "store", "render", "shifted"),
     ("linear", "chunking", "multivector"),
     ("methods",),

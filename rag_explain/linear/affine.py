@@ -114,17 +114,20 @@ class AffineMap:
         Token t's tangent is its own hidden value at position t and zero elsewhere, for all documents at once (they do
         not meet in the forward pass). `weights` (D, n, h) replaces the hidden values, for paths that do not start at 0.
         """
-        values = self.hidden if weights is None else weights
-        documents, length, _ = values.shape
-        width = self.embedding.shape[-1]
-        if length + 1 > width:  # more tokens than dimensions: the other way round is shorter
-            every = torch.eye(width, dtype=values.dtype, device=values.device)[:, None, :].expand(-1, documents, -1)
-            relevance, rest = self.relevance(every, budget, weights)
-            return relevance.permute(1, 2, 0), rest.transpose(0, 1)
-        return self._push_rows(values, budget)
+        if self.hidden.shape[1] + 1 > self.embedding.shape[-1]:  # more tokens than dimensions: the other way is shorter
+            return self.pull_rows(budget, weights)
+        return self.push_rows(budget, weights)
 
-    def _push_rows(self, values: Tensor, budget: int) -> tuple[Tensor, Tensor]:
-        """One tangent per token and one for the biases, in chunks; together up to where positions first mix."""
+    def pull_rows(self, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`rows`, one cotangent per dimension of the embedding."""
+        documents, width = self.embedding.shape
+        every = torch.eye(width, dtype=self.hidden.dtype, device=self.hidden.device)[:, None, :]
+        relevance, rest = self.relevance(every.expand(-1, documents, -1), budget, weights)
+        return relevance.permute(1, 2, 0), rest.transpose(0, 1)
+
+    def push_rows(self, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`rows`, one tangent per token and one for the biases, in chunks; together up to where positions first mix."""
+        values = self.hidden if weights is None else weights
         documents, length, _ = values.shape
         together = {self._source: torch.stack([values, torch.zeros_like(values)])}
         self._run(self._head.operations, together, Workspace(), bias=1)

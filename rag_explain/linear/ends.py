@@ -204,12 +204,13 @@ class Chunk:
 
         out[t][:, i] = sum over heads h of matrix_h[i, t] * (x_h[t] @ weight_h)
         """
-        documents, length, _ = value.alone.shape
+        documents, length, inner = value.alone.shape
         heads, width = operation.heads, operation.shape[-1]
-        size = self.stop - self.start
+        part = inner // heads
+        size = self.stop - self.start  # none at all, where the biases have a chunk of their own
         out = space.take(value.alone, size + self.has_bias, *operation.shape)
-        apart = value.alone[:, self.start : self.stop].reshape(documents, size, heads, -1).permute(2, 1, 0, 3)
-        dense = torch.bmm(apart.reshape(heads, size * documents, -1), operation.weight.reshape(heads, -1, width))
+        apart = value.alone[:, self.start : self.stop].reshape(documents, size, heads, part).permute(2, 1, 0, 3)
+        dense = torch.bmm(apart.reshape(heads, size * documents, part), operation.weight.reshape(heads, part, width))
         by_head = dense.view(heads, size, documents, width).permute(1, 2, 0, 3)
         matrix = operation.matrix.view(documents, heads, -1, length)[..., self.start : self.stop].permute(3, 0, 2, 1)
         torch.bmm(matrix.flatten(0, 1), by_head.flatten(0, 1), out=out[:size].view(-1, *operation.shape[1:]))

@@ -13,7 +13,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -164,29 +165,28 @@ class _Queries:
 def _overhear(
     tokens: Generator[str, None, None], finish: Callable[[str, str | None], None]
 ) -> Generator[str, None, None]:
-    heard: list[str] = []
-    error: str | None = "it was not read to its end"
-    try:
+    with _listening(finish) as heard:
         for token in tokens:
             heard.append(token)
             yield token
-        error = None
-    except Exception as failure:
-        error = type(failure).__name__
-        raise
-    finally:
-        finish("".join(heard), error)
 
 
 async def _overhear_async(
     tokens: AsyncGenerator[str, None], finish: Callable[[str, str | None], None]
 ) -> AsyncGenerator[str, None]:
-    heard: list[str] = []
-    error: str | None = "it was not read to its end"
-    try:
+    with _listening(finish) as heard:
         async for token in tokens:
             heard.append(token)
             yield token
+
+
+@contextmanager
+def _listening(finish: Callable[[str, str | None], None]) -> Iterator[list[str]]:
+    """Collects an answer; `finish` gets it, and why it is not whole, however the reading of it ends."""
+    heard: list[str] = []
+    error: str | None = "it was not read to its end"
+    try:
+        yield heard
         error = None
     except Exception as failure:
         error = type(failure).__name__

@@ -1,0 +1,132 @@
+"""What the LangChain and LlamaIndex wrappers add to a retrieval: `python benchmarks/frameworks.py [--json FILE]`.
+
+The retriever that the user has and the same one wrapped take turns over the demo corpus. Query vectors are kept, so
+that the call is a millisecond of the framework's own work and what the wrapper adds can be seen beside it; the wrapper
+finds the model in the embeddings all the same. Figures are medians of milliseconds per call. Fails when an explanation
+that nobody asked for, or that nobody looked at, costs a millisecond.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_rag_explain import ExplainingRetriever as LangChainRetriever
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import TextNode
+from llama_index.retrievers.rag_explain import ExplainingRetriever as LlamaIndexRetriever
+from sentence_transformers import SentenceTransformer
+
+from rag_explain.cli.demo import corpus
+from rag_explain.models import DEFAULT_MODEL, load
+
+QUERY = "How do bees find their way home?"
+TOP = 5
+LIMIT_MS = 1.0
+
+
+class KeptEmbeddings(Embeddings):
+    """LangChain embeddings that know the query already."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        self.client = model
+        self._query = model.encode_query(QUERY).tolist()
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        vectors: list[list[float]] = self.client.encode_document(texts).tolist()
+        return vectors
+
+    def embed_query(self, text: str) -> list[float]:
+        return list(self._query)
+
+
+class KeptEmbedding(BaseEmbedding):
+    """The same for LlamaIndex."""
+
+    _model: SentenceTransformer = PrivateAttr()
+    _query: list[float] = PrivateAttr()
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        super().__init__(model_name="kept")
+        self._model = model
+        self._query = model.encode_query(QUERY).tolist()
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return list(self._query)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return list(self._query)
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        vector: list[float] = self._model.encode_document(text).tolist()
+        return vector
+
+
+def langchain(model: SentenceTransformer) -> dict[str, Callable[[], Any]]:
+    store = InMemoryVectorStore(KeptEmbeddings(model))
+    store.add_documents([Document(one["text"], id=one["id"]) for one in corpus()])
+    base = store.as_retriever(search_kwargs={"k": TOP})
+    off, lazy = (LangChainRetriever(retriever=base, explain=explain) for explain in (False, "lazy"))
+    return {
+        "bare": lambda: base.invoke(QUERY),
+        "off": lambda: off.invoke(QUERY),
+        "lazy": lambda: lazy.invoke(QUERY),
+    }
+
+
+def llama_index(model: SentenceTransformer) -> dict[str, Callable[[], Any]]:
+    nodes = [TextNode(text=one["text"], id_=one["id"]) for one in corpus()]
+    base = VectorStoreIndex(nodes, embed_model=KeptEmbedding(model)).as_retriever(similarity_top_k=TOP)
+    off, lazy = (LlamaIndexRetriever(base, explain=explain) for explain in (False, "lazy"))
+    return {
+        "bare": lambda: base.retrieve(QUERY),
+        "off": lambda: off.retrieve(QUERY),
+        "lazy": lambda: lazy.retrieve(QUERY),
+    }
+
+
+def measure(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Medians in milliseconds of calls that take turns."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 5):
+        for name, call in ways.items():
+            start = time.perf_counter()
+            call()
+            if turn >= 5:
+                taken[name].append(1000 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    model, _ = load(DEFAULT_MODEL, "cpu")
+    assert isinstance(model, SentenceTransformer)
+    result: dict[str, dict[str, float]] = {}
+    for name, make in (("LangChain", langchain), ("LlamaIndex", llama_index)):
+        times = result[name] = measure(make(model), arguments.rounds)
+        print(
+            f"{name}: bare {times['bare']:.2f} ms, explanations off {times['off'] - times['bare']:+.2f} ms, "
+            f"lazy and not looked at {times['lazy'] - times['bare']:+.2f} ms"
+        )
+    if arguments.json:
+        data = {"command": "python benchmarks/frameworks.py", "milliseconds": result}
+        arguments.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(t[way] - t["bare"] < LIMIT_MS for t in result.values() for way in ("off", "lazy")) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The twin of a user's model: the same weights, but hooks, tokenizer and attention setting of its own.
+
+What happens to a twin cannot be seen from the model's own `encode`, in this thread or another.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from rag_explain.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+
+def make_twin(model: SentenceTransformer, device: str | torch.device | None) -> SentenceTransformer:
+    """A copy of the module tree that shares every weight (no memory, and updates in place are seen), on its device."""
+    if model.get_backend() != "torch":
+        raise UnsupportedModel(f"the model runs on {model.get_backend()}: load it with backend='torch' to explain it")
+    here = next(model.parameters()).device
+    shared: dict[int, Any] = {}
+    if device is None or _same_device(torch.device(device), here):
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    if not shared:
+        twin.to(device)
+    for module in twin.modules():
+        module._compiled_call_impl = None
+    return twin.eval()
+
+
+def first_module(twin: SentenceTransformer) -> Any:
+    """The module that holds the transformer; refused by name when it is something else."""
+    first: Any = twin[0]
+    if not hasattr(first, "auto_model"):
+        raise UnsupportedModel(
+            f"the model begins with {type(first).__name__}; only models that begin with a Transformer can be explained"
+        )
+    if not getattr(first.tokenizer, "is_fast", False):
+        raise UnsupportedModel(
+            "the model's tokenizer does not report character offsets: load it with a fast tokenizer (tokenizer.json)"
+        )
+    config = first.auto_model.config
+    if getattr(config, "_attn_implementation", "sdpa") not in ("sdpa", "eager"):
+        first.auto_model.set_attn_implementation("sdpa")
+    return first
+
+
+def find_blocks(transformer: Any) -> list[nn.Module]:
+    """The modules that take the hidden state from one block to the next."""
+    model = transformer.auto_model
+    config = model.config
+    if config.model_type == "albert":  # one layer, called again and again
+        return [module for module in model.modules() if type(module).__name__ == "AlbertLayer"]
+    depth = next(
+        (getattr(config, name) for name in ("num_hidden_layers", "num_layers", "n_layers") if hasattr(config, name)),
+        None,
+    )
+    for _, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return list(module)
+    raise UnsupportedModel(f"the encoder blocks of {type(model).__name__} could not be found")
+
+
+def reading(model: Any) -> tuple[Any, ...]:
+    """What decides how a model reads a text, and is easily changed on it."""
+    prompts = tuple(sorted((model.prompts or {}).items()))
+    return model.max_seq_length, getattr(model, "truncate_dim", None), prompts, model.default_prompt_name
+
+
+def _same_device(wanted: torch.device, here: torch.device) -> bool:
+    return wanted.type == here.type and (wanted.index is None or wanted.index == here.index)
