@@ -182,10 +182,11 @@ class Chunk:
             positions = out.view(out.shape[0], *value.count, *out.shape[2:]).transpose(1, 2)
         else:
             positions = out.movedim(value.place.axis + 1, 1)
-        here = torch.arange(self.stop - self.start, device=out.device)
-        positions[here, here + self.start] += value.first(value.alone)[self.start : self.stop] * sign
+        size = self.stop - self.start
+        own = positions[:size, self.start : self.stop].diagonal(dim1=0, dim2=1)
+        own.add_(value.first(value.alone)[self.start : self.stop].movedim(0, -1), alpha=sign)
         if self.has_bias:
-            out[-1] += value.bias * sign
+            out[-1].add_(value.bias, alpha=sign)
 
     def _mixed(self, value: Tokens, matrix: Tensor, space: Workspace) -> Tensor:
         """What attention makes of each token alone: out[t][:, i] = matrix[:, i, t] * x[:, t], an outer product."""

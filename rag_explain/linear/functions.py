@@ -82,6 +82,8 @@ def combine(
     if a and b:
         if rec.rules.activation == "derivative" or a.poison or b.poison:
             return False
+        if a.pointwise is None and b.pointwise is None and a is not b:  # a residual, nearly always
+            return False
         f, g = a.as_function(), b.as_function()
         if f.base is not g.base or (f.is_affine and g.is_affine and signs is not None):
             return False

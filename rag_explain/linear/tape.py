@@ -94,7 +94,9 @@ class Tape:
         wanted = {id(output)}
         kept = []
         for step in reversed(self.steps):
-            if id(step.out) in wanted or any(id(value) in wanted for value in values((step.out,))):
+            if id(step.out) in wanted or (
+                not isinstance(step.out, Tensor) and any(id(value) in wanted for value in values((step.out,)))
+            ):
                 kept.append(step)
                 wanted.update(map(id, values(step.reads)))
         return kept[::-1]

@@ -16,6 +16,7 @@ from rag_explain.errors import InvalidInput
 from rag_explain.types import Embedded, Role
 
 KEY_BYTES = 32
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # json.dumps would make one for every key
 
 
 def factors_key(
@@ -57,6 +58,6 @@ def factors_key(
 def _canonical(settings: Mapping[str, Any]) -> str:
     """One string for equal settings, whatever the order they were given in."""
     try:
-        return json.dumps(dict(settings), sort_keys=True, separators=(",", ":"))
+        return _ENCODER.encode(dict(settings))
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"settings must be plain data (numbers, strings, lists, dicts): {error}") from error
