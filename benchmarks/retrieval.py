@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import platform
 import re
 import statistics
@@ -154,9 +153,12 @@ def main() -> None:
     ]
     result["off_overhead_ms"] = statistics.median(row["off_ms"] - row["plain_ms"] for row in result["lengths"])
     print(f"explanations off: {result['off_overhead_ms']:+.2f} ms per call against plain")
-    result["machine"] = {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform()}
+    result["machine"] = f"{torch.get_num_threads()} threads, {platform.machine()}, torch {torch.__version__}"
     if arguments.json:
-        arguments.json.write_text(json.dumps({"command": " ".join(sys.argv), **result}, indent=1))
+        given = f"--queries {arguments.queries} --rounds {arguments.rounds}" + " --cpu-time" * arguments.cpu_time
+        command = f"python benchmarks/retrieval.py --data {collection.name.upper()} {given}"
+        text = json.dumps({"command": command, **result}, indent=1) + "\n"
+        arguments.json.write_text(text, encoding="utf-8")
 
 
 def embed(explainer: Explainer, texts: Sequence[str], keep: Path | None) -> NDArray[np.float32]:
