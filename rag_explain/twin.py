@@ -28,9 +28,15 @@ def make_twin(model: SentenceTransformer, device: str | torch.device | None) -> 
     twin = copy.deepcopy(model, shared)
     if not shared:
         twin.to(device)
+    twin.eval()
     for module in twin.modules():
         module._compiled_call_impl = None
-    return twin.eval()
+        # torch's own attention modules run as one fused operation in evaluation, which nobody could follow.
+        if isinstance(module, nn.MultiheadAttention):
+            module.training, module.dropout = True, 0.0
+        elif isinstance(module, nn.TransformerEncoderLayer):
+            module.training = True
+    return twin
 
 
 def first_module(twin: SentenceTransformer) -> Any:

@@ -317,6 +317,24 @@ class SequenceFirst(nn.Module):
         return features
 
 
+class TorchsOwnLayer(nn.Module):
+    """nn.TransformerEncoderLayer is one fused operation in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, features):
+        mixed = self.layer(features["token_embeddings"], src_key_padding_mask=features["attention_mask"] == 0)
+        keep = features["attention_mask"].unsqueeze(-1).to(mixed.dtype)
+        features["sentence_embedding"] = (mixed * keep).sum(dim=1) / keep.sum(dim=1)
+        return features
+
+
+def test_fused_layers_of_torch_are_followed():
+    _check_equal_to_the_model(tiny("bert", after=lambda: [TorchsOwnLayer()], dtype=torch.float32))
+
+
 class ReadsTheTextItself(nn.Module):
     """A way past the blocks: what it adds would look like a constant."""
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from rag_explain.linear import operations as ops
 from rag_explain.linear.functions import apply, as_number, combine
 from rag_explain.linear.structure import one
-from rag_explain.linear.table import Arguments, always_frozen, handles, handles_whole, unknown
+from rag_explain.linear.table import Arguments, always_frozen, handles, unknown
 from rag_explain.linear.trace import Node, Recorder
 
 aten = torch.ops.aten
@@ -40,10 +39,10 @@ def matrices(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         unknown(rec, func, args, kwargs, out)
 
 
-@handles_whole(linear, lambda input, weight, bias=None: (input, weight, bias))
+@handles(aten.linear)
 def dense(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out: Any) -> None:
     """A dense layer: x (..., k) -> x @ weight^T (k, o) + bias."""
-    source, weight, bias = args
+    source, weight, bias = (*args, None)[:3]
     if rec.find(weight) or rec.find(bias):
         unknown(rec, func, args, kwargs, out)
     else:

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from rag_explain.linear.arithmetic import matrices
 from rag_explain.linear.operations import View
 from rag_explain.linear.rules import Rules
 from rag_explain.linear.structure import one
-from rag_explain.linear.table import Arguments, handles_whole
+from rag_explain.linear.table import Arguments, handles
 from rag_explain.linear.trace import Recorder
 
 
@@ -29,13 +28,13 @@ def _arguments(
     return query, key, value, attn_mask, is_causal, scale, enable_gqa
 
 
-def _reads(rules: Rules, arguments: Arguments) -> Arguments:
-    return arguments[2:3] if rules.softmax == "frozen" else arguments[:3]
+def _reads(rules: Rules, args: Arguments) -> Arguments:
+    return args[2:3] if rules.softmax == "frozen" else args[:3]
 
 
-@handles_whole(scaled_dot_product_attention, _arguments, _reads)
+@handles(torch.ops.aten.scaled_dot_product_attention, reads=_reads)
 def attention(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out: Tensor) -> None:
-    query, key, value, mask, is_causal, scale, is_grouped = args
+    query, key, value, mask, is_causal, scale, is_grouped = _arguments(*args, **kwargs)
     if is_grouped:
         times = query.shape[-3] // key.shape[-3]
         key = rec.follow(lambda: key.repeat_interleave(times, dim=-3))

@@ -155,7 +155,6 @@ def concatenate(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
     aten.repeat,
     aten.roll,
     aten.flip,
-    aten.repeat_interleave,
 )
 def rearrange(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     if func.overloadpacket is aten.constant_pad_nd and len(args) > 2 and args[2] != 0:

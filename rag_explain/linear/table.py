@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from rag_explain.linear.rules import Rules
@@ -21,49 +22,45 @@ if TYPE_CHECKING:
 
 Arguments = tuple[Any, ...]
 Handler = Callable[["Recorder", Any, Arguments, dict[str, Any], Any], None]
+Reads = Callable[[Rules, Arguments], Arguments]
+Frozen = Callable[[Rules], bool]
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
-    """A function that is taken as one step and not as the operations that torch makes of it.
+class Entry:
+    """What the table says of an operation.
 
     Attributes:
-        arguments: puts the arguments of a call in order.
-        reads: the arguments that the result is a function of, under the rules.
+        is_frozen: whether the result is a coefficient under the rules, and no longer a value to be followed.
+        reads: the arguments that the result is a function of; None for all of them.
     """
 
     handler: Handler
-    arguments: Callable[..., Arguments]
-    reads: Callable[[Rules, Arguments], Arguments]
+    is_frozen: Frozen
+    reads: Reads | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What the table says of one operation.
-
-    Attributes:
-        is_frozen: whether the result is a coefficient under the rules, and no longer a value to be followed.
-    """
+    """One overload of an operation: its entry, None where it has none, and what torch says of it."""
 
     func: Any  # kept, so that its id is never another operation's
-    handler: Handler
+    entry: Entry | None
     is_mutable: bool
-    is_frozen: Callable[[Rules], bool]
+    is_composite: bool  # made of other operations, into which it can be taken apart
 
 
-_HANDLERS: dict[Any, Handler] = {}
-_FROZEN: dict[Any, Callable[[Rules], bool]] = {}
+_TABLE: dict[Any, Entry] = {}
 _KINDS: dict[int, Kind] = {}
-WHOLE: dict[Any, Whole] = {}
 
 
-def handles(*packets: Any, frozen: Callable[[Rules], bool] = lambda rules: False) -> Callable[[Handler], Handler]:
+def handles(
+    *packets: Any, frozen: Frozen = lambda rules: False, reads: Reads | None = None
+) -> Callable[[Handler], Handler]:
     """Enter a handler into the table for these operations of `torch.ops.aten`."""
 
     def register(handler: Handler) -> Handler:
-        for packet in packets:
-            _HANDLERS[packet] = handler
-            _FROZEN[packet] = frozen
+        _TABLE.update(dict.fromkeys(packets, Entry(handler, frozen, reads)))
         return handler
 
     return register
@@ -71,40 +68,24 @@ def handles(*packets: Any, frozen: Callable[[Rules], bool] = lambda rules: False
 
 def always_frozen(*packets: Any) -> None:
     """The results of these operations of `torch.ops.aten` are coefficients, whatever the rules."""
-    _FROZEN.update(dict.fromkeys(packets, lambda rules: True))
+    _TABLE.update(dict.fromkeys(packets, Entry(unknown, lambda rules: True)))
 
 
-def handles_whole(
-    function: Any,
-    arguments: Callable[..., Arguments],
-    reads: Callable[[Rules, Arguments], Arguments] = lambda rules, arguments: arguments,
-) -> Callable[[Handler], Handler]:
-    """Enter a handler into the table for a function of torch that is to be one step."""
-
-    def register(handler: Handler) -> Handler:
-        WHOLE[function] = Whole(handler, arguments, reads)
-        return handler
-
-    return register
+def entry_of(packet: Any) -> Entry | None:
+    return _TABLE.get(packet)
 
 
 def kind_of(func: Any) -> Kind:
-    """What the table says of an operation. Found by identity: torch hashes operations in Python, which is slow."""
+    """What is known of an operation. Found by identity: torch hashes operations in Python, which is slow."""
     kind = _KINDS.get(id(func))
     if kind is None:
-        packet = func.overloadpacket
-        handler, frozen = _HANDLERS.get(packet, unknown), _FROZEN.get(packet, lambda rules: False)
-        kind = _KINDS[id(func)] = Kind(func, handler, func._schema.is_mutable, frozen)
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        kind = _KINDS[id(func)] = Kind(func, _TABLE.get(func.overloadpacket), func._schema.is_mutable, composite)
     return kind
-
-
-def handler_of(packet: Any) -> Handler | None:
-    return _HANDLERS.get(packet)
 
 
 def unknown(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out: Any) -> None:
     """No rule: everything that comes out is poisoned, and the operation is named."""
-    name = getattr(func, "overloadpacket", None) or func.__name__
     for value in out if isinstance(out, (tuple, list)) else [out]:
         if isinstance(value, Tensor) and value.is_floating_point():
-            rec.refuse(value, f"there is no rule for the operation {name}")
+            rec.refuse(value, f"there is no rule for the operation {func.overloadpacket}")

@@ -1,9 +1,12 @@
 """What a forward pass does to one hidden state, written down while it runs, unchanged.
 
 Every tensor operation that touches a value depending on the marked hidden state becomes a `Step`; nothing is worked out
-yet, so the pass is little slower than without a tape, and its results are the same to the last bit. Both modes used
-here are thread-local in torch: nothing is patched, no class is changed, another thread's `model.encode` does not
-notice, and leaving the `with` leaves nothing behind, whether by return or by exception.
+yet, so the pass is little slower than without a tape, and its results are the same to the last bit. The modes used here
+are thread-local in torch: nothing is patched, no class is changed, another thread's `model.encode` does not notice, and
+leaving the `with` leaves nothing behind, whether by return or by exception.
+
+A tape runs in torch's inference mode, as `encode` does. Without autograd above it, the tape sees a dense layer or an
+attention as one operation, and takes apart only those that the table does not know whole.
 """
 
 from __future__ import annotations
@@ -15,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear.rules import Rules
-from rag_explain.linear.table import WHOLE, Arguments, Handler, handler_of, kind_of
+from rag_explain.linear.table import Arguments, Handler, entry_of, kind_of, unknown
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +56,7 @@ class Tape:
         self._modes: list[Any] = []
 
     def __enter__(self) -> Tape:
-        self._modes = [_Functions(self), _Operations(self)]
+        self._modes = [torch.inference_mode(), _Operations(self)]
         for mode in self._modes:
             mode.__enter__()
         return self
@@ -106,11 +108,11 @@ class Tape:
         target = args[0]
         name = str(func.overloadpacket).removeprefix("aten.")
         plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
-        handler = handler_of(plain)
+        entry = entry_of(plain)
         tensors = [value for step in self.steps for value in values((step.args, step.kwargs.values(), step.out))]
         memory = _memory(target)
         is_shared = any(value is not target and _memory(value) == memory for value in tensors)
-        if id(target) not in self._known or handler is None or not name.endswith("_") or is_shared:
+        if id(target) not in self._known or entry is None or not name.endswith("_") or is_shared:
             raise UnsupportedOperation(
                 f"the encoder writes into a tensor with {func.overloadpacket}, which cannot be followed: "
                 "use an encoder implementation without in-place operations"
@@ -125,7 +127,7 @@ class Tape:
             step.kwargs = {key: _swapped(value, target, before) for key, value in step.kwargs.items()}
         func(*args, **kwargs)
         args = (before, *args[1:])
-        self.write(Step(handler, getattr(plain, func._overloadname), args, kwargs, target, args, self.where))
+        self.write(Step(entry.handler, getattr(plain, func._overloadname), args, kwargs, target, args, self.where))
         return target
 
 
@@ -147,32 +149,21 @@ class _Operations(TorchDispatchMode):
         if not tape.touches(reads):
             return func(*args, **kwargs)
         kind = kind_of(func)
+        if kind.is_composite and (kind.entry is None or kind.is_mutable):
+            with self:
+                return func.decompose(*args, **kwargs)
         if kind.is_mutable:
             return tape.overwrite(func, args, kwargs)
         out = func(*args, **kwargs)
-        if not kind.is_frozen(tape.rules):
-            tape.write(Step(kind.handler, func, args, kwargs, out, reads, tape.where))
-        return out
-
-
-class _Functions(TorchFunctionMode):
-    """Sees the functions that are taken whole, before torch takes them apart."""
-
-    def __init__(self, tape: Tape) -> None:
-        super().__init__()
-        self.tape = tape
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        whole = WHOLE.get(func)
-        if whole is None:
-            return func(*args, **kwargs)
-        with torch._C._DisableTorchDispatch():
-            out = func(*args, **kwargs)
-        arguments = whole.arguments(*args, **kwargs)
-        reads = whole.reads(self.tape.rules, arguments)
-        if self.tape.touches(reads):
-            self.tape.write(Step(whole.handler, func, arguments, {}, out, reads, self.tape.where))
+        entry = kind.entry
+        if entry is None:
+            tape.write(Step(unknown, func, args, kwargs, out, reads, tape.where))
+        elif not entry.is_frozen(tape.rules) and out is not args[0]:  # nothing to convert, to copy, to drop out
+            if entry.reads is not None:
+                reads = entry.reads(tape.rules, args)
+                if not tape.touches(reads):
+                    return out
+            tape.write(Step(entry.handler, func, args, kwargs, out, reads, tape.where))
         return out
 
 
