@@ -47,7 +47,7 @@ def measure(name: str) -> str:
         for text in TEXTS:
             batch = encoder.tokenize([text], "document")
             frozen = freeze(encoder, batch, 0, LRP)
-            rows, rest = frozen.rows()
+            rows, rest = frozen.push_rows()
             with torch.enable_grad():
                 oracle = lrp_rows(model, batch.features, 0, gated=architecture.gated)
             worst = max(worst, float((rows - oracle).norm() / oracle.norm()))

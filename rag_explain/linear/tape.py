@@ -155,10 +155,12 @@ class _Operations(TorchDispatchMode):
         if kind.is_mutable:
             return tape.overwrite(func, args, kwargs)
         out = func(*args, **kwargs)
+        if any(out is value for value in args):  # nothing to convert, to copy or to drop out
+            return out
         entry = kind.entry
         if entry is None:
             tape.write(Step(unknown, func, args, kwargs, out, reads, tape.where))
-        elif not entry.is_frozen(tape.rules) and out is not args[0]:  # nothing to convert, to copy, to drop out
+        elif not entry.is_frozen(tape.rules):
             if entry.reads is not None:
                 reads = entry.reads(tape.rules, args)
                 if not tape.touches(reads):
