@@ -206,7 +206,9 @@ class Encoder:
         """
         self._follow_device()
         features = dict(batch.features)
-        with self._visiting(visit) as visit_state:
+        # As `encode` runs it: what a module keeps from one pass is then fit for the next, recorded or not.
+        mode = torch.inference_mode(not torch.is_grad_enabled())
+        with mode, self._visiting(visit) as visit_state:
             for name, module in self._modules:
                 if enter is not None:
                     enter(f"{type(module).__name__} (module {name})")

@@ -25,16 +25,17 @@ def make_twin(model: SentenceTransformer, device: str | torch.device | None) -> 
     shared: dict[int, Any] = {}
     if device is None or _same_device(torch.device(device), here):
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, shared)
-    if not shared:
-        twin.to(device)
+    with torch.inference_mode(False):  # a caller's inference mode must not make inference parameters
+        twin = copy.deepcopy(model, shared)
+        if not shared:
+            twin.to(device)
     twin.eval()
     for module in twin.modules():
         module._compiled_call_impl = None
         # torch's own attention modules run as one fused operation in evaluation, which nobody could follow.
-        if isinstance(module, nn.MultiheadAttention):
+        if type(module) is nn.MultiheadAttention:
             module.training, module.dropout = True, 0.0
-        elif isinstance(module, nn.TransformerEncoderLayer):
+        elif type(module) is nn.TransformerEncoderLayer:
             module.training = True
     return twin
 
@@ -79,4 +80,5 @@ def reading(model: Any) -> tuple[Any, ...]:
 
 
 def _same_device(wanted: torch.device, here: torch.device) -> bool:
-    return wanted.type == here.type and (wanted.index is None or wanted.index == here.index)
+    is_only = wanted.type == "cpu" or wanted.index is None
+    return wanted.type == here.type and (is_only or wanted.index == here.index)

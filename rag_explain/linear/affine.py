@@ -189,12 +189,12 @@ def _last_use(operations: Sequence[Operation], output: int) -> dict[int, list[in
 
 
 def _peak(operations: Sequence[Operation], dying: dict[int, list[int]], source: int, shape: Sequence[int]) -> int:
-    """The largest number of elements alive at once for one tangent; twice the output of a step, for its own scratch."""
+    """The largest number of elements alive at once for one tangent, with what each step needs for itself."""
     live = {source: count(shape)}
     peak = live[source]
     for operation in operations:
         size = count(operation.shape)
-        peak = max(peak, sum(live.values()) + 2 * size)
+        peak = max(peak, sum(live.values()) + operation.scratch * size)
         live[operation.output] = size
         for slot in dying[operation.output]:
             live.pop(slot, None)

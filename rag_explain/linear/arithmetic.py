@@ -43,7 +43,7 @@ def matrices(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 def dense(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out: Any) -> None:
     """A dense layer: x (..., k) -> x @ weight^T (k, o) + bias."""
     source, weight, bias = (*args, None)[:3]
-    if rec.find(weight) or rec.find(bias):
+    if weight.ndim != 2 or rec.find(weight) or rec.find(bias):
         unknown(rec, func, args, kwargs, out)
     else:
         one(rec, source, out, ops.Linear, weight=weight.t(), constant=bias)

@@ -29,7 +29,7 @@ def _arguments(
 
 
 def _reads(rules: Rules, args: Arguments) -> Arguments:
-    return args[2:3] if rules.softmax == "frozen" else args[:3]
+    return args[2:3] if rules.softmax == "frozen" else args[:4]
 
 
 @handles(torch.ops.aten.scaled_dot_product_attention, reads=_reads)
@@ -70,9 +70,11 @@ def _weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, s
         scores = scores.masked_fill(~causal, float("-inf"))
     if mask is None:
         return torch.softmax(scores, dim=-1)
-    if mask.dtype != torch.bool:
-        return torch.softmax(scores + mask, dim=-1)
     # A padded position may be allowed to see nothing at all; the fused kernels give zeros there, a softmax would not.
-    blind = ~mask.any(dim=-1, keepdim=True)
-    scores = scores.masked_fill(~(mask | blind), float("-inf"))
+    if mask.dtype == torch.bool:
+        blind = ~mask.any(dim=-1, keepdim=True)
+        scores = scores.masked_fill(~(mask | blind), float("-inf"))
+    else:
+        blind = (mask == float("-inf")).all(dim=-1, keepdim=True)
+        scores = scores + mask.masked_fill(blind, 0.0)
     return torch.softmax(scores, dim=-1).masked_fill(blind, 0.0)

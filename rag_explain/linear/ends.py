@@ -8,6 +8,7 @@ position alike: norm weights, residuals and the last dense layer then work on on
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -168,12 +169,15 @@ class Chunk:
         if not isinstance(operation, MixLeft | MixHeads):
             return False
         value = self.tokens[operation.inputs[0]]
-        return value.place == Place(1) and value.alone.ndim == 3
+        is_square = operation.matrix.shape[1] == operation.matrix.shape[2]
+        return value.place == Place(1) and value.alone.ndim == 3 and is_square
 
     def _adds(self, operation: Operation, missing: Sequence[int]) -> bool:
         if not isinstance(operation, Sum) or len(operation.inputs) != 2 or len(missing) != 1:
             return False
         dense = 1 - operation.inputs.index(missing[0])
+        if operation.inputs[dense] in self.tokens:  # spread out before: which of the two is meant could not be told
+            return False
         return operation.signs[dense] == 1 and set(operation.in_shapes) == {operation.shape}
 
     def _add(self, value: Tokens, out: Tensor, sign: float) -> None:
@@ -308,4 +312,5 @@ class _Pooling:
             return None
         if constant.ndim <= 1:
             return weights.sum(dim=1, keepdim=True) * constant
-        return (weights.unsqueeze(-1) * constant.expand(shape)).sum(dim=1)
+        whole = constant.reshape(shape) if constant.numel() == math.prod(shape) else constant.expand(shape)
+        return (weights.unsqueeze(-1) * whole).sum(dim=1)

@@ -23,6 +23,7 @@ _ASIDE = (0, 2, 1, 3)  # (D, n, H, d) <-> (D, H, n, d)
 class MixHeads(Operation):
     """x (D, m, H * d) -> (D, n, o): frozen attention by each head, and the dense layer that joins them."""
 
+    scratch = 4
     matrix: Tensor  # (D * H, n, m)
     heads: int
     weight: Tensor  # (H * d, o)
@@ -34,7 +35,7 @@ class MixHeads(Operation):
         (t,) = tangents
         mixed = self.mix(self.matrix, t)
         out = space.take(t, t.shape[0], *self.shape)
-        torch.mm(mixed.view(-1, mixed.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
+        torch.mm(mixed.reshape(-1, mixed.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
         return out
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
@@ -88,10 +89,10 @@ def _joined(mix: MixLeft, before: Sequence[Operation | None], after: Sequence[Op
         case _:
             return None
     documents, length, heads, size = cut.shape if len(cut.shape) == 4 else (0, 0, 0, 0)
-    found: list[Shape] = [cut.in_shape, aside.dims, mix.shape[::2], back.dims, back.shape[::3], whole.shape[::2]]
+    found: list[Shape] = [cut.in_shape, aside.dims, mix.shape[::2], back.dims, back.shape[::2], whole.shape[::2]]
     width = heads * size
     usual: list[Shape] = [
-        (documents, length, width), _ASIDE, (documents * heads, size), _ASIDE, (documents, size), (documents, width)
+        (documents, length, width), _ASIDE, (documents * heads, size), _ASIDE, (documents, heads), (documents, width)
     ]  # fmt: skip
     if found != usual or len(whole.shape) != 3 or mix.constant is not None:
         return None

@@ -55,6 +55,7 @@ class Operation:
     shape: Shape  # of the output's value, without the batch of tangents
     constant: Tensor | None = None
     overwrites: ClassVar[bool] = False  # whether `run` may write into an input that is spent
+    scratch: ClassVar[int] = 2  # how many times its output a step may need while it runs
 
     def push(self, *tangents: Tensor) -> Tensor:
         raise NotImplementedError

@@ -24,10 +24,16 @@ def one(rec: Recorder, source: Any, out: Tensor, kind: type[ops.Operation], **se
         rec.bind(out, Node(out, rec.emit(kind, slot, like=out, **settings), is_statistic=node.is_statistic))
 
 
-@handles(aten.clone, aten.detach, aten.alias, aten._to_copy, aten.contiguous, aten.lift_fresh, aten.dropout)
+@handles(aten.clone, aten.detach, aten.alias, aten._to_copy, aten.contiguous, aten.lift_fresh)
 def same(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """A copy, perhaps in another precision: the tangent stays as it is."""
     rec.alias(out, args[0])
+
+
+@handles(aten.dropout)
+def dropout(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    """In evaluation it hands on what it was given, and is no step; what is left is chance."""
+    unknown(rec, func, args, kwargs, out)
 
 
 @handles(aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten)
@@ -160,15 +166,22 @@ def rearrange(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if func.overloadpacket is aten.constant_pad_nd and len(args) > 2 and args[2] != 0:
         unknown(rec, func, args, kwargs, out)
         return
-    rest = args[1:]
+    # An index that the pass made is an inference tensor, which autograd, on the way back, would not take.
+    rest, options = _ordinary(args[1:]), {name: _ordinary(value) for name, value in kwargs.items()}
     one(
         rec,
         args[0],
         out,
         ops.Rearrange,
         in_shape=tuple(args[0].shape),
-        function=lambda x: func(x, *rest, **kwargs),
+        function=lambda x: func(x, *rest, **options),
     )
+
+
+def _ordinary(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone() if value.is_inference() else value
+    return type(value)(map(_ordinary, value)) if isinstance(value, (list, tuple)) else value
 
 
 @handles(aten.masked_fill)

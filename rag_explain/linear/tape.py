@@ -108,27 +108,45 @@ class Tape:
         target = args[0]
         name = str(func.overloadpacket).removeprefix("aten.")
         plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
-        entry = entry_of(plain)
-        tensors = [value for step in self.steps for value in values((step.args, step.kwargs.values(), step.out))]
-        memory = _memory(target)
-        is_shared = any(value is not target and _memory(value) == memory for value in tensors)
-        if id(target) not in self._known or entry is None or not name.endswith("_") or is_shared:
-            raise UnsupportedOperation(
-                f"the encoder writes into a tensor with {func.overloadpacket}, which cannot be followed: "
-                "use an encoder implementation without in-place operations"
-            )
+        entry, same = entry_of(plain), getattr(plain, func._overloadname, None)
+        known = isinstance(target, Tensor) and id(target) in self._known and name.endswith("_")
+        if not known or entry is None or same is None or self._shares(target, (*args[1:], *kwargs.values())):
+            raise _unfollowed(func)
         before = target.clone()
         self._known.add(id(before))
         self.marked = before if self.marked is target else self.marked
-        for step in self.steps:
-            step.args, step.reads, step.out = (
-                _swapped(part, target, before) for part in (step.args, step.reads, step.out)
-            )
-            step.kwargs = {key: _swapped(value, target, before) for key, value in step.kwargs.items()}
+        self._swap(target, before)
         func(*args, **kwargs)
-        args = (before, *args[1:])
-        self.write(Step(entry.handler, getattr(plain, func._overloadname), args, kwargs, target, args, self.where))
+        args = _swapped(args, target, before)
+        self.write(Step(entry.handler, same, args, _swapped(kwargs, target, before), target, args, self.where))
         return target
+
+    def keep(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> None:
+        """A constant is about to be overwritten: the steps that were taken keep it as it was."""
+        specs = func._schema.arguments
+        given = (*args, *(kwargs.get(spec.name) for spec in specs[len(args) :]))
+        is_written = [spec.alias_info is not None and spec.alias_info.is_write for spec in specs]
+        written = values(value for value, is_it in zip(given, is_written, strict=True) if is_it)
+        places = {_memory(value) for value in written}
+        for value in {id(value): value for value in self._values() if _memory(value) in places}.values():
+            if id(value) in self._known:
+                raise _unfollowed(func)
+            self._swap(value, value.clone())
+
+    def _shares(self, target: Tensor, arguments: Arguments) -> bool:
+        """Whether another value, of a step or among the arguments, lies in the target's memory."""
+        others = (*self._values(), *values(arguments))
+        return any(value is not target and _memory(value) == _memory(target) for value in others)
+
+    def _values(self) -> Iterator[Tensor]:
+        for step in self.steps:
+            yield from values((step.args, step.kwargs.values(), step.out))
+
+    def _swap(self, old: Tensor, new: Tensor) -> None:
+        for step in self.steps:
+            step.args, step.reads, step.out, step.kwargs = (
+                _swapped(part, old, new) for part in (step.args, step.reads, step.out, step.kwargs)
+            )
 
 
 class _Operations(TorchDispatchMode):
@@ -147,6 +165,8 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         reads = (*args, *kwargs.values()) if kwargs else args
         if not tape.touches(reads):
+            if tape.steps and kind_of(func).is_mutable:
+                tape.keep(func, args, kwargs)
             return func(*args, **kwargs)
         kind = kind_of(func)
         if kind.is_composite and (kind.entry is None or kind.is_mutable):
@@ -184,7 +204,16 @@ def _swapped(value: Any, old: Tensor, new: Tensor) -> Any:
         return new
     if isinstance(value, (list, tuple)):
         return type(value)(_swapped(item, old, new) for item in value)
+    if isinstance(value, dict):
+        return {key: _swapped(item, old, new) for key, item in value.items()}
     return value
+
+
+def _unfollowed(func: Any) -> UnsupportedOperation:
+    return UnsupportedOperation(
+        f"the encoder writes into a tensor with {func.overloadpacket}, which cannot be followed: "
+        "use an encoder implementation without in-place operations"
+    )
 
 
 def _memory(tensor: Tensor) -> int:
