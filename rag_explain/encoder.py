@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Visitor = Callable[[int, Tensor], Tensor]
 # Texts that are tokenized together, and positions that are embedded together: they bound what is in memory at once.
 _EMBEDDED_AT_ONCE, _EMBEDDED_TOKENS = 512, 4096
+_VERSION = attrgetter("_version")  # torch counts how often a tensor was written to
 _PROMPTS: dict[Role, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
@@ -315,7 +317,7 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """A digest of everything that decides an embedding; recomputed when weights were changed in place."""
-        versions = tuple((p._version, p.data_ptr(), p.dtype) for p in self._parameters)
+        versions = (self.dtype, *map(_VERSION, self._parameters), *map(Tensor.data_ptr, self._parameters))
         if self._fingerprint is None or self._fingerprint[0] != versions:
             self._fingerprint = (versions, self._digest())
         return self._fingerprint[1]
