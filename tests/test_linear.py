@@ -29,10 +29,11 @@ def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @torch.no_grad()
 @pytest.mark.parametrize("rules", [LRP, ATTN_LRP, JACOBIAN], ids=lambda rules: rules.name)
-def test_recording_changes_no_bit_of_the_forward_pass(encoder, rules):
+@pytest.mark.parametrize("layer", LAYERS)
+def test_recording_changes_no_bit_of_the_forward_pass(encoder, layer, rules):
     for texts in (TEXTS, TEXTS[:1]):
         batch = encoder.tokenize(texts, "document")
-        assert torch.equal(freeze(encoder, batch, 1, rules).embedding, encoder.run(batch))
+        assert torch.equal(freeze(encoder, batch, layer, rules).embedding, encoder.run(batch))
 
 
 @torch.no_grad()

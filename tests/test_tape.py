@@ -8,12 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 from models import TEXTS, tiny
+from references import gradient_rows
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rag_explain import Explainer
-from rag_explain.encoder import Batch, Encoder, quiet_torch
+from rag_explain.encoder import Encoder, quiet_torch
 from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear import JACOBIAN, LRP
 from rag_explain.methods.bilrp import freeze
@@ -98,35 +99,18 @@ FOLLOWED = [
 ]  # fmt: skip
 
 
-def by_autograd(encoder: Encoder, batch: Batch) -> Tensor:
-    """(D, n, e): gradient times input."""
-    caught: list[Tensor] = []
-
-    def visit(block: int, hidden: Tensor) -> Tensor:
-        if block == 0:
-            hidden = hidden.detach().requires_grad_()
-            caught.append(hidden)
-        return hidden
-
-    with torch.enable_grad():
-        embedding = encoder.run(batch, visit)
-        gradients = [
-            torch.autograd.grad(embedding[:, dimension].sum(), caught[0], retain_graph=True)[0]
-            for dimension in range(embedding.shape[1])
-        ]
-    return torch.stack([(gradient * caught[0]).sum(dim=-1) for gradient in gradients], dim=-1).detach()
-
-
 @pytest.mark.parametrize("function", FOLLOWED, ids=lambda function: function.__name__)
 def test_followed_exactly(function):
-    encoder = Encoder(between(function))
+    model = between(function)
+    encoder = Encoder(model)
     with quiet_torch(encoder):
         batch = encoder.tokenize(TEXTS, "document")
         frozen = freeze(encoder, batch, 0, LRP)
         rows, rest = frozen.push_rows()
         assert torch.equal(frozen.embedding, encoder.run(batch))
         assert (rows.sum(dim=1) + rest - frozen.embedding).norm() < 1e-12 * frozen.embedding.norm()
-        expected = by_autograd(encoder, batch)
+        with torch.enable_grad():
+            expected = gradient_rows(model, batch.features, 0)
         frozen = freeze(encoder, batch, 0, JACOBIAN)
         for found, _ in (frozen.push_rows(), frozen.pull_rows()):
             assert (found - expected).norm() < 1e-12 * expected.norm()
