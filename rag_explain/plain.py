@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rag_explain.errors import FormatError
 
@@ -93,13 +94,13 @@ def explanation_from_dict(data: Mapping[str, Any]) -> Explanation:
         shape = (len(query_tokens) + 1, len(document_tokens) + 1)
         similarities = data["similarities"]
         if similarities is not None:
-            similarities = np.asarray(similarities, dtype=np.float32).reshape(shape[0] - 1, shape[1] - 1)
+            similarities = _numbers(similarities, (shape[0] - 1, shape[1] - 1))
         return Explanation(
             query=data["query"],
             document=data["document"],
             query_tokens=query_tokens,
             document_tokens=document_tokens,
-            matrix=np.asarray(data["matrix"], dtype=np.float32).reshape(shape),
+            matrix=_numbers(data["matrix"], shape),
             score=data["score"],
             method=data["method"],
             additive=data["additive"],
@@ -124,6 +125,15 @@ def explanation_from_json(text: str) -> Explanation:
     except ValueError as error:
         raise FormatError(f"this is not JSON: {error}") from error
     return explanation_from_dict(data)
+
+
+def _numbers(values: Any, shape: tuple[int, int]) -> NDArray[np.float32]:
+    numbers = np.asarray(values)
+    if numbers.dtype.kind not in "fi":
+        raise ValueError("something in a matrix is not a number")
+    if np.any(np.abs(numbers[np.isfinite(numbers)]) > np.finfo(np.float32).max):
+        raise ValueError("a number in a matrix is too large")
+    return numbers.astype(np.float32).reshape(shape)
 
 
 def _token_to_list(token: Token) -> list[Any]:

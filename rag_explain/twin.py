@@ -9,7 +9,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rag_explain.errors import UnsupportedModel
 
@@ -37,7 +37,16 @@ def make_twin(model: SentenceTransformer, device: str | torch.device | None) -> 
             module.training, module.dropout = True, 0.0
         elif type(module) is nn.TransformerEncoderLayer:
             module.training = True
+        elif type(module) is nn.Dropout:
+            module.__class__ = _Still
     return twin
+
+
+class _Still(nn.Dropout):
+    """Dropout in evaluation: hands on what it was given, and torch need not be asked to."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input
 
 
 def first_module(twin: SentenceTransformer) -> Any:

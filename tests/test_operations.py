@@ -21,6 +21,10 @@ def _case(kind, shape, *in_shapes, **settings):
     return pytest.param(operation, in_shapes, id=kind.__name__)
 
 
+def _dense(*shape):
+    return ops.Linear(inputs=(0,), output=1, shape=(2, 5, shape[-1]), weight=_rand(*shape))
+
+
 CASES = [
     _case(ops.View, (6, 4), (2, 3, 4), in_shape=(2, 3, 4)),
     _case(ops.Permute, (4, 2, 3), (2, 3, 4), dims=(2, 0, 1)),
@@ -31,9 +35,9 @@ CASES = [
     _case(ops.Linear, (6, 5), (6, 4), weight=_rand(4, 5)),
     _case(ops.MixLeft, (3, 5, 2), (3, 4, 2), matrix=_rand(3, 5, 4)),
     _case(ops.MixRight, (3, 4, 5), (3, 4, 2), matrix=_rand(3, 2, 5)),
-    _case(MixHeads, (2, 5, 3), (2, 4, 6), matrix=_rand(4, 5, 4), heads=2, weight=_rand(6, 3)),
-    _case(MixHeads, (2, 5, 3), (2, 4, 2), matrix=_rand(2, 5, 4), heads=1, weight=_rand(2, 3)),
-    _case(MixHeads, (2, 5, 3), (2, 4, 2), matrix=_rand(4, 5, 4), heads=2, weight=_rand(2, 3)),
+    _case(MixHeads, (2, 5, 3), (2, 4, 6), matrix=_rand(4, 5, 4), heads=2, dense=_dense(6, 3)),
+    _case(MixHeads, (2, 5, 3), (2, 4, 2), matrix=_rand(2, 5, 4), heads=1, dense=_dense(2, 3)),
+    _case(MixHeads, (2, 5, 3), (2, 4, 2), matrix=_rand(4, 5, 4), heads=2, dense=_dense(2, 3)),
     _case(ops.Sum, (2, 3, 4), (2, 3, 4), (2, 3, 4), in_shapes=((2, 3, 4), (2, 3, 4)), signs=(1.0, -2.0)),
     _case(ops.Sum, (2, 3, 4), (3, 4), (2, 1, 1), in_shapes=((3, 4), (2, 1, 1)), signs=(-1.0, 0.5)),
     _case(ops.Sum, (2, 3, 4), (4,), in_shapes=((4,),), signs=(1.0,)),

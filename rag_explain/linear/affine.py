@@ -67,13 +67,13 @@ class AffineMap:
         `chunk` stands for tangents that are not spread out yet; `keep` is memory that must not be written to.
         """
         for operation in operations:
-            if chunk is not None:
-                chunk.prepare(operation, live)
             inputs = [live[slot] for slot in operation.inputs if slot in live]
+            if chunk is not None and len(inputs) < len(operation.inputs):
+                chunk.prepare(operation, live)
+                inputs = [live[slot] for slot in operation.inputs if slot in live]
             dead = [live.pop(slot) for slot in self._last_use[operation.output] if slot in live]
-            spent: Sequence[bool] = ()
-            if operation.overwrites:
-                spent = [any(t is d for d in dead) and _alone(t, live.values(), keep) for t in inputs]
+            free = _alone(dead, live.values(), keep) if dead else dead
+            spent = [any(t is f for f in free) for t in inputs] if operation.overwrites else ()
             if len(inputs) < len(operation.inputs):
                 assert chunk is not None
                 out = chunk.run(operation, space, spent, inputs)
@@ -82,9 +82,11 @@ class AffineMap:
             if bias is not None and operation.constant is not None:
                 out[bias].add_(operation.constant)
             live[operation.output] = out
-            for tangent in dead:
-                if _alone(tangent, live.values(), keep):
-                    space.give(tangent)
+            if free:
+                memory = _memory(out)
+                for tangent in free:
+                    if _memory(tangent) != memory:
+                        space.give(tangent)
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """Send cotangents (C, D, e) back to the input: (C, D, n, h)."""
@@ -142,8 +144,9 @@ class AffineMap:
             stop = min(start + step, length + 1)
             chunk = Chunk(tokens, start, min(stop, length), has_bias=stop > length)
             live: dict[int, Tensor] = {}
-            self._run(self._head.rest, live, space, -1 if chunk.has_bias else None, chunk=chunk)
-            result[start:stop] = live[self._output]
+            with torch.inference_mode():  # many small operations: torch does less around each
+                self._run(self._head.rest, live, space, -1 if chunk.has_bias else None, chunk=chunk)
+                result[start:stop] = live[self._output]
         return result[:length].transpose(0, 1), result[length]
 
     def relevance(
@@ -156,14 +159,20 @@ class AffineMap:
         return torch.cat(tokens), self.rest(cotangents)
 
 
-def _alone(tangent: Tensor, others: Iterable[Tensor], keep: Tensor | None) -> bool:
-    """Whether nobody else reads this tangent's memory, and every element of it is an element of the tangent."""
-    memory = tangent.untyped_storage().data_ptr()
-    if keep is not None and keep.untyped_storage().data_ptr() == memory:
-        return False
-    if any(other.untyped_storage().data_ptr() == memory for other in others):
-        return False
-    return 0 not in tangent.stride()
+def _alone(dead: Sequence[Tensor], others: Iterable[Tensor], keep: Tensor | None) -> list[Tensor]:
+    """Those of the dead tangents whose memory nobody else reads, and every element of which is the tangent's own."""
+    taken = [_memory(tangent) for tangent in (*dead, *others)]
+    if keep is not None:
+        taken.append(_memory(keep))
+    return [
+        tangent
+        for tangent, memory in zip(dead, taken, strict=False)
+        if taken.count(memory) == 1 and 0 not in tangent.stride()
+    ]
+
+
+def _memory(tangent: Tensor) -> int:
+    return tangent.untyped_storage().data_ptr()
 
 
 def _needed(operations: Sequence[Operation], output: int) -> list[Operation]:

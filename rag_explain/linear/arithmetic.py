@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rag_explain.linear import operations as ops
 from rag_explain.linear.functions import apply, as_number, combine
 from rag_explain.linear.structure import one
-from rag_explain.linear.table import Arguments, always_frozen, handles, unknown
+from rag_explain.linear.table import Arguments, always_frozen, handles, is_first_of, unknown
 from rag_explain.linear.trace import Node, Recorder
 
 aten = torch.ops.aten
@@ -46,7 +46,8 @@ def dense(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out
     if weight.ndim != 2 or rec.find(weight) or rec.find(bias):
         unknown(rec, func, args, kwargs, out)
     else:
-        one(rec, source, out, ops.Linear, weight=weight.t(), constant=bias)
+        parameter = weight if isinstance(weight, nn.Parameter) else None
+        one(rec, source, out, ops.Linear, weight=weight.t(), parameter=parameter, constant=bias)
 
 
 def _two_matrices(rec: Recorder, a: Node, b: Node, out: Tensor, constant: Tensor | None) -> None:
@@ -69,13 +70,12 @@ def _two_matrices(rec: Recorder, a: Node, b: Node, out: Tensor, constant: Tensor
 @handles(aten.add, aten.sub, aten.rsub)
 def add(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     left, right = args[:2]
-    weight = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-    if func.overloadpacket is aten.rsub:
+    packet = func.overloadpacket
+    weight = float(kwargs.get("alpha", args[2] if len(args) > 2 else 1))
+    if packet is aten.rsub:
         left, right = right, left
-        signs = (1.0, -float(weight))
-    else:
-        signs = (1.0, float(-weight if "sub" in str(func.overloadpacket) else weight))
-    if combine(rec, left, right, out, lambda x, y: x * signs[0] + y * signs[1], f"({{}}{signs[1]:+g}*{{}})", signs):
+    signs = (1.0, weight if packet is aten.add else -weight)
+    if combine(rec, left, right, out, lambda x, y: x + y * signs[1], f"({{}}{signs[1]:+g}*{{}})", signs):
         return
     _sum(rec, [left, right], signs, out)
 
@@ -203,6 +203,18 @@ def _shares(rec: Recorder, a: Node, b: Node) -> tuple[float, float] | None:
     if rec.rules.gate == "signal" and a.is_curved != b.is_curved:
         return (0.0, 1.0) if a.is_curved else (1.0, 0.0)
     return 0.5, 0.5
+
+
+@is_first_of(aten.layer_norm)
+def _native(
+    source: Tensor,
+    shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> tuple[Any, Arguments]:
+    return aten.native_layer_norm.default, (source, shape, weight, bias, eps)
 
 
 @handles(aten.native_layer_norm)

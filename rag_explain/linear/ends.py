@@ -145,7 +145,7 @@ class Chunk:
     def prepare(self, operation: Operation, live: dict[int, Tensor]) -> None:
         """Spread out what the operation reads, unless it has a shorter way."""
         missing = [slot for slot in operation.inputs if slot not in live]
-        if not missing or self._mixes(operation) or self._adds(operation, missing):
+        if self._mixes(operation) or self._adds(operation, missing):
             return
         for slot in missing:
             value = self.tokens[slot]
@@ -293,7 +293,8 @@ class _Pooling:
                 in_shape = (*dense.shape[:-1], inner_width)
                 inner = self._emit(Pool, dense.inputs[0], width=inner_width, in_shape=in_shape, weights=weights)
                 bias = self._constant(dense.constant, weights, shape)
-                return self._emit(Linear, inner, width=width, weight=dense.weight, constant=bias)
+                settings = {"weight": dense.weight, "parameter": dense.parameter}
+                return self._emit(Linear, inner, width=width, constant=bias, **settings)
         return self._emit(Pool, slot, width=width, in_shape=shape, weights=weights)
 
     def _dense(self, operation: Operation, shape: Shape) -> Linear | None:

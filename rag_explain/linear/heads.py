@@ -26,20 +26,25 @@ class MixHeads(Operation):
     scratch = 4
     matrix: Tensor  # (D * H, n, m)
     heads: int
-    weight: Tensor  # (H * d, o)
+    dense: Linear  # H * d -> o
+
+    @property
+    def weight(self) -> Tensor:
+        """(H * d, o), of the dense layer."""
+        return self.dense.weight
 
     def push(self, *tangents: Tensor) -> Tensor:
-        return self.mix(self.matrix, tangents[0]) @ self.weight
+        return self.dense.push(self.mix(self.matrix, tangents[0]))
 
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
-        (t,) = tangents
-        mixed = self.mix(self.matrix, t)
-        out = space.take(t, t.shape[0], *self.shape)
-        torch.mm(mixed.reshape(-1, mixed.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
-        return out
+        return self.dense.run(space, (), self.mix(self.matrix, tangents[0]))
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (self.mix(self.matrix.mT, cotangent @ self.weight.mT),)
+        return (self.mix(self.matrix.mT, *self.dense.pull(cotangent)),)
+
+    def cast(self, dtype: torch.dtype) -> None:
+        super().cast(dtype)
+        self.dense.cast(dtype)
 
     def mix(self, matrix: Tensor, x: Tensor) -> Tensor:
         """Each head's matrix (n, m) times its part of x (B, D, m, H * d), as D * H large products: (B, D, n, H * d)."""
@@ -103,5 +108,5 @@ def _joined(mix: MixLeft, before: Sequence[Operation | None], after: Sequence[Op
         constant=dense.constant,
         matrix=mix.matrix,
         heads=heads,
-        weight=dense.weight,
+        dense=dense,
     )

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from rag_explain.linear import packed
 
 Shape = tuple[int, ...]
 
@@ -70,7 +72,7 @@ class Operation:
     def cast(self, dtype: torch.dtype) -> None:
         """Coefficients in the precision of the tangents: some encoders compute a part of them in another one."""
         for name, value in vars(self).items():
-            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
+            if isinstance(value, Tensor) and value.dtype != dtype and value.is_floating_point():
                 setattr(self, name, value.to(dtype))
 
 
@@ -162,21 +164,34 @@ class Scale(Operation):
 
 @dataclass(eq=False, kw_only=True)
 class Linear(Operation):
-    """x (m, k) -> x @ weight (k, o): mm and addmm, which is every dense layer."""
+    """x (m, k) -> x @ weight (k, o): mm and addmm, which is every dense layer.
+
+    `parameter` (o, k) is the model's own tensor that `weight` is the transpose of, where there is one.
+    """
 
     weight: Tensor
+    parameter: nn.Parameter | None = None
 
     def push(self, *tangents: Tensor) -> Tensor:
         return tangents[0] @ self.weight
 
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
         (t,) = tangents
+        rows = t.reshape(-1, t.shape[-1])
+        quick = None if self.parameter is None else packed.product(rows, self.parameter)
+        if quick is not None:
+            return quick.view(t.shape[0], *self.shape)
         out = space.take(t, t.shape[0], *self.shape)
-        torch.mm(t.reshape(-1, t.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
+        torch.mm(rows, self.weight, out=out.view(-1, self.shape[-1]))
         return out
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent @ self.weight.mT,)
+
+    def cast(self, dtype: torch.dtype) -> None:
+        if self.parameter is not None and self.parameter.dtype != dtype:
+            self.parameter = None
+        super().cast(dtype)
 
 
 @dataclass(eq=False, kw_only=True)

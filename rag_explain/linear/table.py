@@ -24,6 +24,7 @@ Arguments = tuple[Any, ...]
 Handler = Callable[["Recorder", Any, Arguments, dict[str, Any], Any], None]
 Reads = Callable[[Rules, Arguments], Arguments]
 Frozen = Callable[[Rules], bool]
+Inside = Callable[..., tuple[Any, Arguments]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,15 +43,21 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """One overload of an operation: its entry, None where it has none, and what torch says of it."""
+    """One overload of an operation: its entry, None where it has none, and what torch says of it.
+
+    Attributes:
+        inside: makes the one operation, and its arguments, whose first result this one hands out; None for most.
+    """
 
     func: Any  # kept, so that its id is never another operation's
     entry: Entry | None
+    inside: Inside | None
     is_mutable: bool
     is_composite: bool  # made of other operations, into which it can be taken apart
 
 
 _TABLE: dict[Any, Entry] = {}
+_INSIDE: dict[Any, Inside] = {}
 _KINDS: dict[int, Kind] = {}
 
 
@@ -62,6 +69,16 @@ def handles(
     def register(handler: Handler) -> Handler:
         _TABLE.update(dict.fromkeys(packets, Entry(handler, frozen, reads)))
         return handler
+
+    return register
+
+
+def is_first_of(packet: Any) -> Callable[[Inside], Inside]:
+    """Enter an operation that hands out the first of another's results: that one is recorded, and no time is lost."""
+
+    def register(inside: Inside) -> Inside:
+        _INSIDE[packet] = inside
+        return inside
 
     return register
 
@@ -79,8 +96,10 @@ def kind_of(func: Any) -> Kind:
     """What is known of an operation. Found by identity: torch hashes operations in Python, which is slow."""
     kind = _KINDS.get(id(func))
     if kind is None:
+        packet = func.overloadpacket
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        kind = _KINDS[id(func)] = Kind(func, _TABLE.get(func.overloadpacket), func._schema.is_mutable, composite)
+        kind = Kind(func, _TABLE.get(packet), _INSIDE.get(packet), func._schema.is_mutable, composite)
+        _KINDS[id(func)] = kind
     return kind
 
 

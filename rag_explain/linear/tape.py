@@ -11,7 +11,7 @@ attention as one operation, and takes apart only those that the table does not k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -27,14 +27,14 @@ from rag_explain.linear.table import Arguments, Handler, entry_of, kind_of, unkn
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """One operation: out = func(*args, **kwargs), which is a function of `reads`."""
+    """One operation: out = func(*args, **kwargs), which depends on the hidden state through `reads`."""
 
     handler: Handler
     func: Any
     args: Arguments
     kwargs: dict[str, Any]
     out: Any
-    reads: Arguments
+    reads: Sequence[Tensor]
     where: str  # the module that was running, for error messages
 
 
@@ -72,17 +72,17 @@ class Tape:
         self.marked = hidden
         self._known.add(id(hidden))
 
-    def touches(self, arguments: Iterable[Any]) -> bool:
-        """Whether any of the arguments of an operation is followed; lists of tensors are looked into."""
+    def followed(self, arguments: Iterable[Any]) -> list[Tensor]:
+        """Those arguments of an operation that are followed; lists of tensors are looked into."""
         known = self._known
-        if not known:
-            return False
-        for value in arguments:
-            if id(value) in known:
-                return True
-            if isinstance(value, (list, tuple)) and self.touches(value):
-                return True
-        return False
+        found = []
+        if known:  # nothing before the hidden state was marked
+            for value in arguments:
+                if id(value) in known:
+                    found.append(value)
+                elif isinstance(value, (list, tuple)):
+                    found += self.followed(value)
+        return found
 
     def write(self, step: Step) -> None:
         self.steps.append(step)
@@ -96,11 +96,12 @@ class Tape:
         wanted = {id(output)}
         kept = []
         for step in reversed(self.steps):
-            if id(step.out) in wanted or (
-                not isinstance(step.out, Tensor) and any(id(value) in wanted for value in values((step.out,)))
+            out = step.out
+            if id(out) in wanted or (
+                not isinstance(out, Tensor) and any(id(value) in wanted for value in values((out,)))
             ):
                 kept.append(step)
-                wanted.update(map(id, values(step.reads)))
+                wanted.update(map(id, step.reads))
         return kept[::-1]
 
     def overwrite(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -117,8 +118,9 @@ class Tape:
         self.marked = before if self.marked is target else self.marked
         self._swap(target, before)
         func(*args, **kwargs)
-        args = _swapped(args, target, before)
-        self.write(Step(entry.handler, same, args, _swapped(kwargs, target, before), target, args, self.where))
+        args, kwargs = _swapped(args, target, before), _swapped(kwargs, target, before)
+        reads = self.followed((*args, *kwargs.values()))
+        self.write(Step(entry.handler, same, args, kwargs, target, reads, self.where))
         return target
 
     def keep(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> None:
@@ -163,12 +165,15 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tape = self.tape
         kwargs = kwargs or {}
-        reads = (*args, *kwargs.values()) if kwargs else args
-        if not tape.touches(reads):
+        reads = tape.followed((*args, *kwargs.values()) if kwargs else args)
+        if not reads:
             if tape.steps and kind_of(func).is_mutable:
                 tape.keep(func, args, kwargs)
             return func(*args, **kwargs)
         kind = kind_of(func)
+        if kind.inside is not None:
+            func, args = kind.inside(*args, **kwargs)
+            return self.__torch_dispatch__(func, types, args)[0]
         if kind.is_composite and (kind.entry is None or kind.is_mutable):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -182,8 +187,8 @@ class _Operations(TorchDispatchMode):
             tape.write(Step(unknown, func, args, kwargs, out, reads, tape.where))
         elif not entry.is_frozen(tape.rules):
             if entry.reads is not None:
-                reads = entry.reads(tape.rules, args)
-                if not tape.touches(reads):
+                reads = tape.followed(entry.reads(tape.rules, args))
+                if not reads:
                     return out
             tape.write(Step(entry.handler, func, args, kwargs, out, reads, tape.where))
         return out

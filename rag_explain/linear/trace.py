@@ -21,7 +21,7 @@ from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear.affine import AffineMap
 from rag_explain.linear.operations import Operation, Scale
 from rag_explain.linear.rules import Rules
-from rag_explain.linear.tape import Step, Tape, values
+from rag_explain.linear.tape import Step, Tape
 
 Function = Callable[[Tensor], Tensor]
 
@@ -117,7 +117,7 @@ class Recorder:
 
     def _read(self, steps: Sequence[Step]) -> None:
         for step in steps:
-            if any(id(value) in self.nodes for value in values(step.reads)):  # a norm's statistics, say, have no node
+            if any(id(value) in self.nodes for value in step.reads):  # a norm's statistics, say, have no node
                 self._where = step.where
                 step.handler(self, step.func, step.args, step.kwargs, step.out)
 
@@ -189,7 +189,7 @@ class Recorder:
             node.poison = f"the activation {function.key} is {at_zero:.3g} at zero, so it is no multiple of its input"
             return
         # f(x) / x, which is f'(0) where x is zero.
-        ratio = torch.where(source == 0, slope, value / source)
+        ratio = (value / source).masked_fill_(source == 0, slope)
         node.slot = self.emit(Scale, base, like=value, in_shape=tuple(source.shape), factor=ratio)
 
 
