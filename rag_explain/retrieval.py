@@ -124,6 +124,7 @@ class Retrieval:
                 metric=metric,
                 metadata=document.metadata,
                 handle=handle,
+                around=document.text.around if isinstance(document.text, Embedded) else ("", ""),
             )
             for rank, (document, handle) in enumerate(zip(found, handles, strict=True), 1)
         )

@@ -82,6 +82,11 @@ class Embedded:
         """The caller's own text."""
         return self.string[self.start : self.end]
 
+    @property
+    def around(self) -> tuple[str, str]:
+        """What the encoder read before and behind the text."""
+        return self.string[: self.start], self.string[self.end :]
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Factors(Frozen):
@@ -410,6 +415,7 @@ class Hit(Drawn):
     Attributes:
         score: what the index returned, in the index's own metric; None where the retriever keeps it to itself.
         metric: "cosine", "inner product", "squared L2", "cosine distance", or what else the index calls it.
+        around: what the encoder read before and behind the text: metadata, where they were embedded with it.
     """
 
     id: str
@@ -419,6 +425,7 @@ class Hit(Drawn):
     metric: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     handle: Lazy = field(default_factory=lambda: Lazy(None, status="skipped", reason="not asked for"), repr=False)
+    around: tuple[str, str] = field(default=("", ""), repr=False)
 
     @property
     def explanation(self) -> Explanation | None:

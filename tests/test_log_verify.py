@@ -7,11 +7,12 @@ from answers import DOCUMENTS, QUERY, explanation, hit, hits
 from models import tiny
 
 from rag_explain import Explainer
-from rag_explain.log import ExplanationLog
+from rag_explain.log import ExplanationLog, patterns
 from rag_explain.log.diff import diff
 from rag_explain.log.files import Folder
 from rag_explain.log.verify import verify
-from rag_explain.types import Hit, Lazy, Token
+from rag_explain.retrieval import Found, Retrieval
+from rag_explain.types import Embedded, Hit, Hits, Lazy, Token
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,49 @@ def test_what_was_embedded_beside_the_text_is_not_guessed(tmp_path, explainer):
     (finding,) = verify(tmp_path, lambda logged: explainer)
     assert finding.outcome == "unknown"
     assert "more than the document's text" in finding.reason
+
+
+def embedded_with_metadata(explainer: Explainer) -> Hits:
+    passage = Embedded(f"title: by anna\n\n{DOCUMENTS[0]}\n\nlang: en", 16, 16 + len(DOCUMENTS[0]))
+    assert passage.text == DOCUMENTS[0]
+    return Retrieval(explainer).hits(QUERY, [Found(id="doc-0", text=passage, score=None)], "eager")
+
+
+def test_what_was_embedded_beside_the_text_is_kept_and_computed_again(tmp_path, explainer):
+    found = embedded_with_metadata(explainer)
+    with ExplanationLog(tmp_path) as log:
+        log.record(query=QUERY, hits=found)
+    (finding,) = verify(tmp_path, lambda logged: explainer)
+    assert finding.outcome == "holds"
+    assert finding.shift < 1e-5
+    assert abs(explainer.explain(QUERY, DOCUMENTS[0]).score - finding.score) > 1e-3  # it does make a difference
+    (record,) = ExplanationLog(tmp_path).records()
+    assert record.hits[0].around == found[0].around == ("title: by anna\n\n", "\n\nlang: en")
+    (finding,) = verify(tmp_path, lambda logged: explainer, documents={"doc-0": "Another text."})
+    assert finding.outcome == "changed"
+
+
+def test_what_was_embedded_beside_the_text_is_redacted_keyed_left_out_and_erased_like_the_text(tmp_path, explainer):
+    found = embedded_with_metadata(explainer)
+    key = b"0123456789abcdef"
+    policies = {
+        "masked": {"redact": patterns("anna")},
+        "other words masked": {"redact": patterns("mondays")},
+        "keyed": {"hash_key": key},
+        "no text": {"keep_text": False},
+    }
+    outcomes = {}
+    for name, policy in policies.items():
+        with ExplanationLog(tmp_path / name, **policy) as log:
+            log.record(query=QUERY, hits=found)
+        (finding,) = verify(tmp_path / name, lambda logged: explainer, hash_key=key)
+        outcomes[name] = finding.outcome
+        kept = Folder(tmp_path / name).current.read_text()
+        assert ("anna" in kept) == (name in ("keyed", "other words masked"))
+    assert outcomes == {"masked": "unknown", "other words masked": "holds", "keyed": "holds", "no text": "unknown"}
+    with ExplanationLog(tmp_path / "keyed", hash_key=key) as log:
+        log.erase(documents=["doc-0"])
+    assert "anna" not in Folder(tmp_path / "keyed").current.read_text()
 
 
 def test_hits_without_explanation_and_erased_ones_are_unknown(tmp_path, explainer):

@@ -146,6 +146,11 @@ def digest(text: str, key: bytes | None = None) -> str:
     return "hmac-sha256:" + hmac.new(key, raw, hashlib.sha256).hexdigest()
 
 
+def digest_around(around: Sequence[str], key: bytes | None = None) -> str:
+    """The digest of what was embedded before and behind a text."""
+    return digest("\0".join(around), key)
+
+
 def _hit(hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, compute: bool) -> dict[str, Any]:
     explanation = hit.explanation if compute or hit.status == "ready" else None
     text = hit.text
@@ -173,6 +178,11 @@ def _hit(hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, comp
     }
     if asked != query:  # the chain put its own words to the retriever: offsets point into those
         data["query"] = _text(asked, policy)
+    if any(hit.around):  # what was embedded with the text: without it nobody could compute the explanation again
+        data["around"] = {
+            "text": [_written(part, policy) for part in hit.around] if policy.keep_text else None,
+            "hash": digest_around(hit.around, policy.hash_key),
+        }
     if explanation is not None:
         shown = _written(asked, policy)
         data["explanation"] = compact(
@@ -291,8 +301,11 @@ class Record:
             handle = Lazy.ready(self._explanation(item))
         elif item["status"] == "failed":
             handle = Lazy(None, status="failed", reason=item["reason"])
+        before, after = (item.get("around") or {}).get("text") or ("", "")
         return Hit(
-            **{name: item[name] for name in ("id", "text", "rank", "score", "metric", "metadata")}, handle=handle
+            **{name: item[name] for name in ("id", "text", "rank", "score", "metric", "metadata")},
+            handle=handle,
+            around=(str(before), str(after)),
         )
 
     def _explanation(self, item: Mapping[str, Any]) -> Explanation:

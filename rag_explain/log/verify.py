@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rag_explain.errors import RagExplainError
 from rag_explain.log.files import Folder
-from rag_explain.log.record import Record, decode, digest, whole
+from rag_explain.log.record import Record, decode, digest, digest_around, whole
+from rag_explain.types import Embedded
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
@@ -89,7 +90,11 @@ def verify_record(
         if outcome != "holds" or explainers is None or query is None or document is None:
             yield Finding(record.id, hit["id"], outcome, reason)
         else:
-            yield _recompute(record, index, query, document, explainers, tolerance)
+            passage, reason = _passage(hit, document, hash_key)
+            if passage is None:
+                yield Finding(record.id, hit["id"], "unknown", reason)
+            else:
+                yield _recompute(record, index, query, passage, explainers, tolerance)
 
 
 def _texts(record: Record, index: int, documents: Mapping[str, str]) -> tuple[str | None, str | None]:
@@ -117,14 +122,24 @@ def _check_texts(
     return "holds", ""
 
 
+def _passage(hit: Mapping[str, Any], document: str, key: bytes | None) -> tuple[Embedded | None, str]:
+    """The document inside the string that the encoder read; None, and why, where that is not known any more."""
+    around = hit.get("around")
+    if around is None:
+        if hit["explanation"]["metadata_tokens"]:
+            return None, "the encoder read more than the document's text, and that is not in the record"
+        return Embedded(document), ""
+    before, after = around["text"] or ("", "")
+    if digest_around((before, after), key if around["hash"].startswith("hmac-") else None) != around["hash"]:
+        return None, "what was embedded with the document is redacted or was not kept"
+    return Embedded(before + document + after, len(before), len(before) + len(document)), ""
+
+
 def _recompute(
-    record: Record, index: int, query: str, document: str, explainers: Explainers, tolerance: float
+    record: Record, index: int, query: str, document: Embedded, explainers: Explainers, tolerance: float
 ) -> Finding:
     hit = record.data["hits"][index]
     logged = hit["explanation"]
-    if logged["metadata_tokens"]:
-        reason = "the encoder read more than the document's text, and that is not in the record"
-        return Finding(record.id, hit["id"], "unknown", reason)
     try:
         explainer = explainers(logged)
         again = explainer.explain(query, document)

@@ -25,7 +25,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.retrievers.rag_explain import ExplainingRetriever, log_queries
 from models import CORPUS, tiny
 
+from rag_explain import Explainer
 from rag_explain.log import ExplanationLog, Record
+from rag_explain.log.verify import verify
 
 WORDS = sorted({word.strip(".,;!?") for text in CORPUS for word in text.split()})
 
@@ -191,11 +193,69 @@ def test_a_chat(retriever, log):
     chat = ContextChatEngine.from_defaults(retriever, llm=Echo(), memory=memory)
     with log_queries(log):
         reply = chat.chat("the moon")
-        "".join(chat.stream_chat("the sun").response_gen)
-    record, streamed = log.records()
+    record = only(log)
     assert (record.query, record.answer) == ("the moon", str(reply))
-    assert (streamed.query, streamed.answer) == ("the sun", None)
-    assert record.data["explained"] == streamed.data["explained"] == 2
+    assert record.data["explained"] == 2
+
+
+def chat_of(retriever: BaseRetriever, **options: Any) -> ContextChatEngine:
+    memory = ChatMemoryBuffer.from_defaults(token_limit=1000)
+    return ContextChatEngine.from_defaults(retriever, memory=memory, **{"llm": Echo(), **options})
+
+
+def test_streamed_chats_many_at_once(retriever, log):
+    async def read(word: str) -> str:
+        response = await chat_of(retriever).astream_chat(word)
+        return "".join([token async for token in response.async_response_gen()])
+
+    async def all_of_them() -> list[str]:
+        return await asyncio.gather(*(read(word) for word in WORDS[10:20]))
+
+    with log_queries(log), ThreadPoolExecutor(4) as pool:
+        spoken = pool.map(lambda word: "".join(chat_of(retriever).stream_chat(word).response_gen), WORDS[:10])
+        said = dict(zip(WORDS[:10], spoken, strict=True))
+        said |= dict(zip(WORDS[10:20], asyncio.run(all_of_them()), strict=True))
+        response = chat_of(retriever).stream_chat("nobody reads this")
+        response.write_response_to_history_thread.join()
+    records = {record.query: record for record in log.records()}
+    assert records.pop("nobody reads this").answer == response.response != ""
+    assert {query: record.answer for query, record in records.items()} == {
+        query: answer.strip() for query, answer in said.items()
+    }
+    assert all(record.data["explained"] == 2 and not record.metadata for record in records.values())
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # LlamaIndex's own thread ends in it
+def test_a_streamed_chat_that_fails_midway(retriever, log):
+    class Failing(Echo):
+        @llm_completion_callback()
+        def stream_complete(self, prompt: str, formatted: bool = False, **options: Any) -> Iterator[CompletionResponse]:
+            yield CompletionResponse(text="An", delta="An")
+            raise OSError("the line went dead")
+
+    with log_queries(log), pytest.raises(OSError, match="the line went dead"):
+        "".join(chat_of(retriever, llm=Failing()).stream_chat("the sun").response_gen)
+    record = only(log)
+    assert (record.query, record.answer, record.metadata) == ("the sun", None, {"error": "OSError"})
+    assert record.data["explained"] == 2
+
+
+def test_nodes_embedded_with_their_metadata_can_be_verified(tmp_path):
+    nodes = [
+        TextNode(text=text, id_=f"id-{number}", metadata={"file": f"{number}.md", "author": "anna"})
+        for number, text in enumerate(CORPUS)
+    ]
+    index = VectorStoreIndex(nodes, embed_model=LocalEmbedding())
+    retriever = ExplainingRetriever(index.as_retriever(similarity_top_k=3))
+    with ExplanationLog(tmp_path) as log, log_queries(log):
+        engine_of(retriever).query("the moon")
+    explainer = Explainer(tiny("bert"))
+    findings = list(verify(tmp_path, lambda logged: explainer))
+    assert [finding.outcome for finding in findings] == ["holds"] * 3
+    (record,) = ExplanationLog(tmp_path).records()
+    assert all(hit["explanation"]["metadata_tokens"] for hit in record.data["hits"])
 
 
 def test_a_retriever_on_its_own_is_logged_without_an_answer(retriever, log):

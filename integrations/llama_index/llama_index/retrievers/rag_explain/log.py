@@ -5,7 +5,8 @@
 
 Works through LlamaIndex's instrumentation: nothing about the engine changes. Every outermost query, chat or lone
 retrieval becomes one record. They are told apart by their spans, so any number of them may be under way at once, in
-threads and in tasks. A streamed answer is logged when its reader stops reading; one that nobody reads is not logged.
+threads and in tasks. A query engine's streamed answer is logged when its reader stops reading, and one that nobody
+reads is not; a chat engine's when LlamaIndex has written it into the chat's memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from llama_index.core import instrumentation
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.bridge.pydantic import PrivateAttr
-from llama_index.core.chat_engine.types import BaseChatEngine
+from llama_index.core.chat_engine.types import BaseChatEngine, StreamingAgentChatResponse
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.query import QueryEndEvent, QueryStartEvent
@@ -37,6 +38,8 @@ from rag_explain.types import Hit, Lazy
 
 # A workflow that was abandoned never ends its span: beyond this many, the oldest open query is logged as it is.
 _MOST_OPEN = 10_000
+# Chats whose answer was complete before they returned: a race that is over in a moment, if it is one at all.
+_MOST_WRITTEN = 100
 
 
 class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
@@ -93,6 +96,9 @@ class _Queries:
         self._lock = threading.Lock()
         self._roots: dict[str, str] = {}
         self._open: OrderedDict[str, _Answer] = OrderedDict()
+        # Streamed chats by id, with what has come first: the chat's return or the end of its answer.
+        self._returned: OrderedDict[int, tuple[StreamingAgentChatResponse, _Answer]] = OrderedDict()
+        self._written: OrderedDict[int, tuple[StreamingAgentChatResponse, str | None]] = OrderedDict()
 
     def enter(self, span: str, parent: str | None) -> None:
         """A span inside a query belongs to it; others are of no interest."""
@@ -144,6 +150,34 @@ class _Queries:
             response.response_gen = _overhear(response.response_gen, finish)
         else:
             response.response_gen = _overhear_async(response.response_gen, finish)
+
+    def chat(self, span: str, response: StreamingAgentChatResponse) -> None:
+        """A streamed chat has returned; a thread or task of LlamaIndex writes its answer, and may be ready before."""
+        answer = self._take(span)
+        writers = ("write_response_to_history_thread", "awrite_response_to_history_task")  # not in every version
+        is_written = any(getattr(response, name, None) is not None for name in writers)
+        given_up = None
+        with self._lock:
+            written = self._written.pop(id(response), None)
+            if answer is not None and written is None and is_written:
+                self._returned[id(response)] = response, answer
+                given_up = self._returned.popitem(last=False)[1] if len(self._returned) > _MOST_OPEN else None
+        if given_up is not None:
+            self._record(given_up[1], None, given_up[0].source_nodes, "it never ended")
+        if answer is not None and (written is not None or not is_written):
+            self._record(answer, response.response or None, response.source_nodes, written[1] if written else None)
+
+    def written(self, response: StreamingAgentChatResponse, error: str | None = None) -> None:
+        """The answer of a streamed chat is complete, or it failed."""
+        with self._lock:
+            returned = self._returned.pop(id(response), None)
+            if returned is None:
+                self._written[id(response)] = response, error
+                if len(self._written) > _MOST_WRITTEN:
+                    self._written.popitem(last=False)
+        if returned is not None:
+            # Not str(response): that takes the words away from whoever reads them.
+            self._record(returned[1], response.response or None, response.source_nodes, error)
 
     def _take(self, span: str) -> _Answer | None:
         with self._lock:
@@ -254,7 +288,11 @@ class _Spans(BaseSpanHandler[BaseSpan]):
         result: Any = None,
         **kwargs: Any,
     ) -> None:
-        if _is_chat(id_, instance):
+        if isinstance(instance, StreamingAgentChatResponse):
+            self._queries.written(instance)
+        elif isinstance(result, StreamingAgentChatResponse):
+            self._queries.chat(id_, result)
+        elif _is_chat(id_, instance):
             self._queries.end(id_, str(result), result.source_nodes)
         else:
             self._queries.end(id_, None, ())  # a retriever on its own: a query's record was made at its end event
@@ -267,12 +305,15 @@ class _Spans(BaseSpanHandler[BaseSpan]):
         err: BaseException | None = None,
         **kwargs: Any,
     ) -> None:
-        self._queries.end(id_, None, (), error=type(err).__name__)
+        if isinstance(instance, StreamingAgentChatResponse):
+            self._queries.written(instance, type(err).__name__)
+        else:
+            self._queries.end(id_, None, (), error=type(err).__name__)
 
 
 def _is_chat(span: str, instance: Any) -> bool:
     method = span.partition("-")[0].rpartition(".")[-1]
-    return isinstance(instance, BaseChatEngine) and method in ("chat", "achat")
+    return isinstance(instance, BaseChatEngine) and method in ("chat", "achat", "stream_chat", "astream_chat")
 
 
 def _string(query: str | QueryBundle) -> str:
