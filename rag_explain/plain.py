@@ -129,7 +129,7 @@ def explanation_from_json(text: str) -> Explanation:
 
 def _numbers(values: Any, shape: tuple[int, int]) -> NDArray[np.float32]:
     numbers = np.asarray(values)
-    if numbers.dtype.kind not in "fi":
+    if numbers.dtype.kind not in "fiu":
         raise ValueError("something in a matrix is not a number")
     if np.any(np.abs(numbers[np.isfinite(numbers)]) > np.finfo(np.float32).max):
         raise ValueError("a number in a matrix is too large")

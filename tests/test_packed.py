@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,10 +15,10 @@ from references import lrp_rows
 from torch import nn
 
 from rag_explain.encoder import Encoder
-from rag_explain.linear import LRP, packed
+from rag_explain.linear import JACOBIAN, LRP, packed
 from rag_explain.methods.bilrp import freeze
 
-pytestmark = pytest.mark.skipif(not packed._can_order(), reason="torch was built without oneDNN")
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +43,30 @@ def test_the_product_is_the_usual_one(rows):
         assert torch.allclose(found.double(), expected, atol=1e-4)
 
 
-def test_many_rows_other_precisions_and_inference_weights_are_left_to_torch():
+def test_many_rows_other_precisions_and_inference_weights_are_left_to_torch(monkeypatch):
     weight = _weight(48, 32)
     assert packed.product(torch.randn(packed.ROWS + 1, 32), weight) is None
     assert packed.product(torch.randn(4, 32, dtype=torch.float64), weight) is None
     assert packed.product(torch.randn(4, 32), nn.Parameter(weight.double())) is None
     with torch.inference_mode():
         assert packed.product(torch.randn(4, 32), torch.randn(48, 32)) is None
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert packed.product(torch.randn(4, 32), weight) is None
+    assert not len(packed._copies)
+
+
+class Wrapped(nn.Parameter):
+    """Looks like a weight, and is something else inside."""
+
+
+@torch.no_grad()
+def test_parameters_of_other_kinds_are_left_to_torch():
+    model = tiny("bert", dtype=torch.float32)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight = Wrapped(module.weight.data)
+    encoder = Encoder(model)
+    freeze(encoder, encoder.tokenize(TEXTS[:1], "query"), 0, LRP).push_rows()
     assert not len(packed._copies)
 
 
@@ -61,9 +81,52 @@ def test_a_weight_that_was_written_to_or_exchanged_is_copied_again():
     assert len(packed._copies) == 1
 
 
+@pytest.mark.parametrize("shape", [(48, 32), (384, 384), (384, 1536), (7, 5)])
+def test_writes_that_torch_does_not_count_are_seen(shape):
+    """Adapters are merged into weights with `weight.data += ...`."""
+    weight, x = _weight(*shape), torch.randn(5, shape[1])
+    packed.product(x, weight)
+    for write in (
+        lambda: weight.data.add_(torch.randn(*shape), alpha=1e-3),
+        lambda: weight.data.copy_(torch.randn(*shape)),
+        lambda: weight.detach().numpy().__imul__(2),
+    ):
+        write()
+        assert torch.allclose(packed.product(x, weight), x @ weight.T, atol=1e-3)
+
+
+@torch.no_grad()
+def test_one_element_that_was_changed_unseen_is_found_because_the_rows_do_not_add_up():
+    encoder = Encoder(tiny("bert", dtype=torch.float32))
+    batch = encoder.tokenize(TEXTS[:1], "query")
+    freeze(encoder, batch, 0, LRP).push_rows()
+    (weight, *_) = [weight for weight, copy in packed._copies.items() if weight.shape == (32, 16)]
+    looked_at = torch.zeros_like(weight)
+    packed._sample(looked_at).fill_(1)
+    (unseen, *_) = (looked_at == 0).nonzero().tolist()
+    weight.data[tuple(unseen)] += 5
+    assert torch.equal(packed._copies[weight].sample, packed._sample(weight))
+    for _ in range(2):  # the first time without copies, then with new ones
+        frozen = freeze(encoder, batch, 0, LRP)
+        rows, rest = frozen.push_rows()
+        assert torch.allclose(rows.sum(dim=1) + rest, frozen.embedding, atol=1e-5)
+    assert any(copy.ordered is not None for copy in packed._copies.values())
+
+
+@torch.no_grad()
+def test_derivatives_which_nothing_could_check_are_computed_without_copies():
+    encoder = Encoder(tiny("bert", dtype=torch.float32))
+    frozen = freeze(encoder, encoder.tokenize(TEXTS[:1], "query"), 0, JACOBIAN)
+    frozen.push_rows()
+    frozen = freeze(encoder, encoder.tokenize(TEXTS[:1], "query"), 0, LRP)
+    frozen.push_rows(weights=frozen.hidden * 2)
+    frozen.rest(torch.ones(1, 1, 16))
+    assert not len(packed._copies)
+
+
 def test_copies_take_no_more_memory_than_the_limit_and_go_with_their_weights(monkeypatch):
     first, second, x = _weight(48, 32), _weight(48, 32), torch.randn(5, 32)
-    monkeypatch.setattr(packed, "LIMIT", first.numel() * 4)
+    monkeypatch.setattr(packed, "LIMIT", 64 * 64 * 4)
     assert packed.product(x, first) is not None
     assert packed.product(x, second) is None
     del first
@@ -72,9 +135,41 @@ def test_copies_take_no_more_memory_than_the_limit_and_go_with_their_weights(mon
     assert packed.product(x, _weight(48, 32)) is not None
 
 
-def test_a_torch_without_onednn_does_without(monkeypatch):
-    monkeypatch.setattr(packed, "_can_order", lambda: False)
+def test_what_onednn_cannot_do_is_left_to_torch(monkeypatch):
+    assert packed.product(torch.randn(5, 384), _weight(0, 384)) is None
+
+    def refuse(x, ordered):
+        raise RuntimeError("could not create a primitive")
+
+    monkeypatch.setattr(packed, "_multiply", refuse)
     assert packed.product(torch.randn(5, 32), _weight(48, 32)) is None
+
+
+def test_narrow_weights_count_as_much_as_their_copies_take(monkeypatch):
+    monkeypatch.setattr(packed, "LIMIT", 10 * 64 * 384 * 4)
+    weights = [_weight(3, 384) for _ in range(20)]
+    found = [packed.product(torch.randn(5, 384), weight) for weight in weights]
+    assert sum(one is not None for one in found) == 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_is_born_while_a_copy_is_made_can_make_its_own():
+    with packed._copying:
+        child = os.fork()
+        if not child:
+            packed.forget([])  # takes the lock
+            os._exit(0)
+    for _ in range(100):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert status == 0
 
 
 def test_threads_at_once_get_the_same():

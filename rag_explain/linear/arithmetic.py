@@ -46,7 +46,7 @@ def dense(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out
     if weight.ndim != 2 or rec.find(weight) or rec.find(bias):
         unknown(rec, func, args, kwargs, out)
     else:
-        parameter = weight if isinstance(weight, nn.Parameter) else None
+        parameter = weight if type(weight) is nn.Parameter else None  # not one that only looks like a dense weight
         one(rec, source, out, ops.Linear, weight=weight.t(), parameter=parameter, constant=bias)
 
 

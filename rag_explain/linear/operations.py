@@ -27,9 +27,14 @@ Shape = tuple[int, ...]
 
 
 class Workspace:
-    """Memory for tangents, used again and again in one push: buffers by size, taken and given back."""
+    """Memory for tangents, used again and again in one push: buffers by size, taken and given back.
 
-    def __init__(self) -> None:
+    `ordered` allows dense layers to use ordered copies of their weights (`packed`): whoever does so checks the result.
+    """
+
+    def __init__(self, *, ordered: bool = False) -> None:
+        self.ordered = ordered
+        self.used_ordered = False
         self._free: dict[int, list[Tensor]] = {}
         self._lent: dict[int, Tensor] = {}
 
@@ -178,9 +183,11 @@ class Linear(Operation):
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
         (t,) = tangents
         rows = t.reshape(-1, t.shape[-1])
-        quick = None if self.parameter is None else packed.product(rows, self.parameter)
-        if quick is not None:
-            return quick.view(t.shape[0], *self.shape)
+        if space.ordered and self.parameter is not None:
+            quick = packed.product(rows, self.parameter)
+            if quick is not None:
+                space.used_ordered = True
+                return quick.view(t.shape[0], *self.shape)
         out = space.take(t, t.shape[0], *self.shape)
         torch.mm(rows, self.weight, out=out.view(-1, self.shape[-1]))
         return out

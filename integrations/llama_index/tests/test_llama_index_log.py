@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -223,6 +224,43 @@ def test_streamed_chats_many_at_once(retriever, log):
         query: answer.strip() for query, answer in said.items()
     }
     assert all(record.data["explained"] == 2 and not record.metadata for record in records.values())
+
+
+class Overriding(ContextChatEngine):
+    """Calls the engine it is made from, with arguments of its own."""
+
+    def stream_chat(self, *given: Any, **options: Any) -> Any:
+        response = super().stream_chat(*given, **options)
+        response.write_response_to_history_thread.join(timeout=random.choice([0.0, 5.0]))  # ready before, or not
+        return response
+
+
+def test_a_streamed_chat_inside_another_is_one_record(retriever, log):
+    with log_queries(log) as logging:
+        for word in WORDS[:20]:
+            memory = ChatMemoryBuffer.from_defaults(token_limit=1000)
+            "".join(Overriding.from_defaults(retriever, memory=memory, llm=Echo()).stream_chat(word).response_gen)
+        assert not logging._queries._returned
+    assert [record.query for record in log.records()] == WORDS[:20]
+    assert all(record.answer and record.data["explained"] == 2 and not record.metadata for record in log.records())
+
+
+def test_a_streamed_chat_that_outlives_the_log_is_kept_without_its_answer(retriever, log):
+    go = Event()
+
+    class Waiting(Echo):
+        @llm_completion_callback()
+        def stream_complete(self, prompt: str, formatted: bool = False, **options: Any) -> Iterator[CompletionResponse]:
+            go.wait(10)
+            yield CompletionResponse(text="An", delta="An")
+
+    with log_queries(log):
+        response = chat_of(retriever, llm=Waiting()).stream_chat("the sun")
+    go.set()
+    assert "".join(response.response_gen) == "An"
+    record = only(log)
+    assert (record.query, record.answer) == ("the sun", None)
+    assert record.metadata == {"error": "the log was closed before it ended"}
 
 
 @pytest.mark.filterwarnings(

@@ -38,8 +38,6 @@ from rag_explain.types import Hit, Lazy
 
 # A workflow that was abandoned never ends its span: beyond this many, the oldest open query is logged as it is.
 _MOST_OPEN = 10_000
-# Chats whose answer was complete before they returned: a race that is over in a moment, if it is one at all.
-_MOST_WRITTEN = 100
 
 
 class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
@@ -54,7 +52,7 @@ class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
     def __init__(
         self, log: ExplanationLog, *, metadata: Mapping[str, Any] | None = None, dispatcher: Any = None
     ) -> None:
-        queries = _Queries(log, dict(metadata or {}))
+        self._queries = queries = _Queries(log, dict(metadata or {}))
         root = instrumentation.get_dispatcher  # type: ignore[attr-defined]  # documented, re-exported
         self._dispatcher = dispatcher or root()
         self._events = _Events(queries)
@@ -63,10 +61,11 @@ class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
         self._dispatcher.add_event_handler(self._events)
 
     def close(self) -> None:
-        """Log no more queries; those under way are not logged."""
+        """Log no more queries. Those under way are not logged, but streamed chats are, as far as they have come."""
         events, spans = self._dispatcher.event_handlers, self._dispatcher.span_handlers
         events[:] = [handler for handler in events if handler is not self._events]
         spans[:] = [handler for handler in spans if handler is not self._spans]
+        self._queries.close()
 
     def __enter__(self) -> log_queries:
         return self
@@ -96,9 +95,8 @@ class _Queries:
         self._lock = threading.Lock()
         self._roots: dict[str, str] = {}
         self._open: OrderedDict[str, _Answer] = OrderedDict()
-        # Streamed chats by id, with what has come first: the chat's return or the end of its answer.
+        # Streamed chats that have returned and whose answer is being written, by their response's id.
         self._returned: OrderedDict[int, tuple[StreamingAgentChatResponse, _Answer]] = OrderedDict()
-        self._written: OrderedDict[int, tuple[StreamingAgentChatResponse, str | None]] = OrderedDict()
 
     def enter(self, span: str, parent: str | None) -> None:
         """A span inside a query belongs to it; others are of no interest."""
@@ -154,30 +152,38 @@ class _Queries:
     def chat(self, span: str, response: StreamingAgentChatResponse) -> None:
         """A streamed chat has returned; a thread or task of LlamaIndex writes its answer, and may be ready before."""
         answer = self._take(span)
+        if answer is None:  # an engine inside another one: the outer one will return it too
+            return
         writers = ("write_response_to_history_thread", "awrite_response_to_history_task")  # not in every version
         is_written = any(getattr(response, name, None) is not None for name in writers)
         given_up = None
         with self._lock:
-            written = self._written.pop(id(response), None)
-            if answer is not None and written is None and is_written:
+            # Both are set before the writer's span ends: as long as they are not, its end will be heard of.
+            is_over = response.is_done or response.exception is not None
+            if is_written and not is_over:
                 self._returned[id(response)] = response, answer
                 given_up = self._returned.popitem(last=False)[1] if len(self._returned) > _MOST_OPEN else None
         if given_up is not None:
             self._record(given_up[1], None, given_up[0].source_nodes, "it never ended")
-        if answer is not None and (written is not None or not is_written):
-            self._record(answer, response.response or None, response.source_nodes, written[1] if written else None)
+        if is_over or not is_written:
+            error = None if response.exception is None else type(response.exception).__name__
+            self._record(answer, response.response or None, response.source_nodes, error)
 
     def written(self, response: StreamingAgentChatResponse, error: str | None = None) -> None:
         """The answer of a streamed chat is complete, or it failed."""
         with self._lock:
             returned = self._returned.pop(id(response), None)
-            if returned is None:
-                self._written[id(response)] = response, error
-                if len(self._written) > _MOST_WRITTEN:
-                    self._written.popitem(last=False)
         if returned is not None:
             # Not str(response): that takes the words away from whoever reads them.
             self._record(returned[1], response.response or None, response.source_nodes, error)
+
+    def close(self) -> None:
+        """Streamed chats that have returned are logged, without the answers that are still to come."""
+        with self._lock:
+            returned = list(self._returned.values())
+            self._returned.clear()
+        for response, answer in returned:
+            self._record(answer, None, response.source_nodes, "the log was closed before it ended")
 
     def _take(self, span: str) -> _Answer | None:
         with self._lock:
@@ -278,7 +284,8 @@ class _Spans(BaseSpanHandler[BaseSpan]):
     ) -> None:
         self._queries.enter(id_, parent_span_id)
         if _is_chat(id_, instance):
-            self._queries.begin(id_, str(bound_args.arguments.get("message", "")))
+            given = bound_args.kwargs.get("message", bound_args.args[0] if bound_args.args else "")
+            self._queries.begin(id_, str(given))
 
     def prepare_to_exit_span(
         self,
