@@ -1,11 +1,12 @@
 """Weights in the order in which the processor reads them, for products of few rows.
 
-A dense layer on a query's tangents is a product of a hundred or two rows with a large weight, and up to a fifth of its
-time goes into putting the weight in order, anew each time. oneDNN lets one keep the ordered copy. Documents have so
-many rows that it does not matter, and torch's own product is as fast or faster there.
+A dense layer on a query's tangents is a product of a hundred or two rows with a weight, and some of its time goes into
+putting the weight in order, anew each time. oneDNN lets one keep the ordered copy. It pays in small encoders, where
+queries are answered in milliseconds, and for their wide layers only; on a machine whose memory others use too it pays
+most. Square and large weights, and the many rows of documents, are left to torch's own product, which is as fast there.
 
-Copies are kept as long as their weight lives. They take as much memory as the weights, so there is a limit for all of
-them together: small encoders, where queries are answered in milliseconds, fit; of large ones only the first layers do.
+Copies are kept as long as their weight lives. They take as much memory as the weights: there is a limit for all of them
+together.
 
 A copy may be out of date. torch counts writes to a tensor, but not those through `.data`, which is how adapters are
 merged into weights: so a few of its elements are compared with the weight's own at each use, and whoever uses copies
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 ROWS = 512  # more rows than this pay for the ordering themselves
+ELEMENTS = 2**20  # of a weight; so do larger ones
 LIMIT = 64 * 2**20  # bytes, of all copies together
 _SAMPLE = 16  # elements, from all over the weight: each of them is a look into memory
 _BLOCK = 64  # oneDNN fills both sides of a weight up to a multiple of this, at most
@@ -47,6 +49,8 @@ _copying = threading.Lock()
 def product(x: Tensor, weight: Tensor) -> Tensor | None:
     """x (m, k) times weight (o, k) transposed, (m, o); None where the usual product is the better one."""
     if len(x) > ROWS or {x.dtype, weight.dtype} != {torch.float32} or not weight.is_cpu or weight.is_inference():
+        return None
+    if weight.shape[0] == weight.shape[1] or weight.numel() > ELEMENTS:
         return None
     if not torch.backends.mkldnn.enabled:  # somebody may have turned it off just for now
         return None
