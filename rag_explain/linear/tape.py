@@ -56,9 +56,11 @@ class Tape:
         self._modes: list[Any] = []
 
     def __enter__(self) -> Tape:
-        self._open(torch.inference_mode())
-        if self._known:
-            self._open(_Operations(self))
+        # Not only once the hidden state is marked: that happens inside the model's own contexts, and an inference mode
+        # that ends after it would take this mode along.
+        self._modes = [torch.inference_mode(), _Operations(self)]
+        for mode in self._modes:
+            mode.__enter__()
         return self
 
     def __exit__(
@@ -68,25 +70,20 @@ class Tape:
             self._modes.pop().__exit__(kind, error, trace)
 
     def mark(self, hidden: Tensor) -> None:
-        """Everything that depends on `hidden` is written down from here on; what came before runs as ever."""
-        if not self._known:
-            self._open(_Operations(self))
+        """Everything that depends on `hidden` is written down from here on."""
         self.marked = hidden
         self._known.add(id(hidden))
-
-    def _open(self, mode: Any) -> None:
-        mode.__enter__()
-        self._modes.append(mode)
 
     def followed(self, arguments: Iterable[Any]) -> list[Tensor]:
         """Those arguments of an operation that are followed; lists of tensors are looked into."""
         known = self._known
         found = []
-        for value in arguments:
-            if id(value) in known:
-                found.append(value)
-            elif isinstance(value, (list, tuple)):
-                found += self.followed(value)
+        if known:  # nothing before the hidden state was marked
+            for value in arguments:
+                if id(value) in known:
+                    found.append(value)
+                elif isinstance(value, (list, tuple)):
+                    found += self.followed(value)
         return found
 
     def write(self, step: Step) -> None:
