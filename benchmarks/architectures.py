@@ -12,13 +12,12 @@ import torch
 import transformers
 from transformers.utils import logging
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from models import ARCHITECTURES, TEXTS, tiny
-from references import lrp_rows
-
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from rag_explain.encoder import Encoder
 from rag_explain.linear import LRP
 from rag_explain.methods.bilrp import freeze
+from tests.support.models import ARCHITECTURES, TEXTS, tiny
+from tests.support.references import lrp_rows
 
 TARGET = Path(__file__).parents[1] / "docs" / "architectures.md"
 HEAD = """# Architectures

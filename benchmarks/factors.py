@@ -29,14 +29,13 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from transformers import BertConfig, BertModel
 from transformers.utils import logging
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from references import rows_by_dimension, ruled_copy
-
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from rag_explain import Explainer, models
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.linear import LRP
 from rag_explain.methods.bilrp import freeze
 from rag_explain.store import Store
+from tests.support.references import rows_by_dimension, ruled_copy
 
 QUERY = "how do bees find the way back to their hive?"
 DOCUMENT = (

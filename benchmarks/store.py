@@ -108,8 +108,8 @@ def main() -> None:
 
 def ten_documents(bench: Bench) -> None:
     """Warm, from disk, cold, and the papers' way."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from references import lrp_rows
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.support.references import lrp_rows
 
     query, documents = bench.queries[0], bench.documents[:10]
     encoder, method = bench.explainer.encoder, bench.explainer.method

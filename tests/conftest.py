@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 # Set before torch or transformers are imported: no test may reach for a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,4 +8,3 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests side by side: each on a core of its own
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("MKL_NUM_THREADS", "1")
-sys.path.insert(0, str(Path(__file__).parent))

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models import ARCHITECTURES, CORPUS, TEXTS, tiny
 
 import rag_explain
 from rag_explain import Explainer, Explanation
 from rag_explain.errors import InvalidInput
+from tests.support.models import ARCHITECTURES, CORPUS, TEXTS, tiny
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 QUERY = "Where did the cat look?"
@@ -183,7 +183,7 @@ def test_a_long_document_on_a_base_model_stays_under_two_gigabytes(tmp_path):
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 import torch
-from models import tokenizer
+from tests.support.models import tokenizer
 from transformers import BertConfig, BertModel
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -199,7 +199,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert len(factors.tokens) == 512, len(factors.tokens)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 """
-    arguments = [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)]
+    arguments = [sys.executable, "-c", code, str(Path(__file__).parents[1]), str(tmp_path)]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) < 2.0

@@ -5,8 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models import TEXTS, folder, tiny
-from references_jacobian import integrated_jacobian
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
@@ -14,6 +12,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from rag_explain import Explainer, ShiftedEncoder
 from rag_explain.errors import InvalidInput, UnsupportedModel
+from tests.support.models import TEXTS, folder, tiny
+from tests.support.references_jacobian import integrated_jacobian
 
 QUERY, DOCUMENT = TEXTS
 

@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from models import CORPUS, tiny
 
 from rag_explain import Explainer
+from tests.support.models import CORPUS, tiny
 
 SECONDS = 60.0
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import sys
 
-from synthetic import make_factors, make_key
-
 from rag_explain.store.codec import encode
 from rag_explain.store.sqlite import Disk
 from rag_explain.store.tier import Row, owner
+from tests.support.synthetic import make_factors, make_key
 
 
 def say(text: str) -> None:

@@ -3,16 +3,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("LANGSMITH_TRACING", "false")
-# The tiny models of the library's own tests.
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from langchain_core.stores import InMemoryByteStore
 from langchain_rag_explain import ByteStoreObjects
-from models import CORPUS, tiny
 
 from rag_explain import Explainer
 from rag_explain.store import Store
+from tests.support.models import CORPUS, tiny
 
 
 def test_objects_are_named_bytes_under_a_prefix() -> None:

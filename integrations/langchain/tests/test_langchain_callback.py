@@ -22,7 +22,6 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_core.tools import create_retriever_tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_rag_explain import ExplainedDocument, ExplainingRetriever, ExplanationLogHandler
-from models import CORPUS, tiny
 from openinference.instrumentation.langchain import LangChainInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -30,6 +29,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from rag_explain.log import ExplanationLog, Record
 from rag_explain.log.otel import TraceExport
+from tests.support.models import CORPUS, tiny
 
 WORDS = sorted({word.strip(".,;!?") for text in CORPUS for word in text.split()})
 

@@ -24,7 +24,6 @@ from langchain_core.runnables import ConfigurableField, RunnableLambda, Runnable
 from langchain_core.tools import create_retriever_tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_rag_explain import EVENT, ExplainedDocument, ExplainingRetriever, get_explanation
-from models import CORPUS, tiny
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
@@ -33,6 +32,7 @@ from rag_explain.cli.demo import corpus
 from rag_explain.errors import InvalidInput
 from rag_explain.models import packaged_path
 from rag_explain.types import Explanation
+from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog look at the moon?"
 TEXTS = [f"{text} ({number})" for number in range(4) for text in CORPUS]

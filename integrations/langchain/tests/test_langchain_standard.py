@@ -10,7 +10,8 @@ standard = pytest.importorskip("langchain_tests.integration_tests")
 
 from langchain_core.retrievers import BaseRetriever  # noqa: E402
 from langchain_rag_explain import ExplainingRetriever  # noqa: E402
-from test_langchain_retrievers import QUERY, store  # noqa: E402
+
+from integrations.langchain.tests.test_langchain_retrievers import QUERY, store  # noqa: E402
 
 
 class TestAroundARetriever(standard.RetrieversIntegrationTests):  # type: ignore[misc,name-defined]

@@ -24,11 +24,11 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import BaseQueryEngine, RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.retrievers.rag_explain import ExplainingRetriever, log_queries
-from models import CORPUS, tiny
 
 from rag_explain import Explainer
 from rag_explain.log import ExplanationLog, Record
 from rag_explain.log.verify import verify
+from tests.support.models import CORPUS, tiny
 
 WORDS = sorted({word.strip(".,;!?") for text in CORPUS for word in text.split()})
 

@@ -33,7 +33,6 @@ from llama_index.retrievers.rag_explain import (
     ExplanationPostprocessor,
     embedded,
 )
-from models import CORPUS, tiny
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
@@ -42,6 +41,7 @@ from rag_explain.cli.demo import corpus
 from rag_explain.errors import InvalidInput
 from rag_explain.models import packaged_path
 from rag_explain.types import Explanation
+from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog look at the moon?"
 TEXTS = [f"{text} ({number})" for number in range(3) for text in CORPUS]

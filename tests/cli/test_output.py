@@ -1,0 +1,57 @@
+"""The forms in which a command shows what it found."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from rag_explain.cli.output import add_output_arguments, write
+from rag_explain.errors import InvalidInput
+from rag_explain.types import Explanation
+from tests.support.samples import explain, hits
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_output_arguments(parser, top=4)
+    return parser.parse_args(words)
+
+
+def test_the_terminal_shows_as_many_pairs_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    write(explain(), parsed())
+    assert capsys.readouterr().out.count("%") == 4
+    write(explain(), parsed("--top", "2", "--by", "token"))
+    text = capsys.readouterr().out
+    assert text.count("%") == 2
+    assert "tokens" in text
+    write(hits(), parsed("--top", "1"))
+    assert "doc-2" in capsys.readouterr().out
+
+
+def test_json_is_one_line_that_can_be_read_back(capsys: pytest.CaptureFixture[str]) -> None:
+    write(explain(), parsed("--json"))
+    [line] = capsys.readouterr().out.splitlines()
+    assert Explanation.from_json(line).unit == "token"
+    write(hits(), parsed("--json", "--by", "sentence"))
+    found = json.loads(capsys.readouterr().out)
+    assert [hit["id"] for hit in found] == ["doc-1", "doc-2"]
+    assert Explanation.from_dict(found[0]["explanation"]).unit == "sentence"
+
+
+def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "why.html"
+    write(hits(), parsed("--html", str(path)))
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert capsys.readouterr().out == f"written to {path}\n"
+    with pytest.raises(InvalidInput, match=r"cannot be written to .*: No such file"):
+        write(explain(), parsed("--html", str(tmp_path / "no" / "why.html")))
+
+
+@pytest.mark.parametrize("words", [["--top", "-1"], ["--top", "many"], ["--by", "page"], ["--json", "--html", "x"]])
+def test_mistakes_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*words)
+    assert capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""rag-explain index, search and demo, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from rag_explain.cli import main
+from rag_explain.cli.demo import corpus
+from rag_explain.cli.index import read_documents
+from rag_explain.errors import InvalidInput
+from tests.support.models import CORPUS, tiny
+
+
+@cache
+def model_folder(where: Path) -> Path:
+    tiny(dtype=torch.float32).save(str(where / "model"), create_model_card=False)
+    return where / "model"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(model_folder(tmp_path_factory.mktemp("cli")))
+
+
+def test_index_and_search_files(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    (data / "deep").mkdir(parents=True)
+    (data / ".hidden").mkdir()
+    (data / ".hidden" / "secret.txt").write_text("not for you")
+    (data / "a.txt").write_text("\ufeff" + " ".join(f"{text.capitalize()}." for text in CORPUS), encoding="utf-8")
+    (data / "deep" / "b.md").write_text("# Moon\n\nThe old moon looked at Paris.")
+    (data / "c.jsonl").write_text(
+        '{"_id": "x1", "text": "a dog", "lang": "en"}\n\n{"abstract": ["the cat.", "it sat."]}\n'
+    )
+    (data / "picture.png").write_bytes(b"\x89PNG")
+    index = tmp_path / "index"
+    assert main(["index", str(data), "--index", str(index), "--chunk", "20", "--model", model]) == 0
+    assert "documents are in" in capsys.readouterr().err
+
+    assert main(["search", "the moon", "--index", str(index), "-k", "99", "--explain", "1", "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)
+    texts = {"a.txt": (data / "a.txt").read_text(encoding="utf-8-sig"), "deep/b.md": (data / "deep/b.md").read_text()}
+    assert {hit["metadata"]["source"] for hit in hits} == {"a.txt", "deep/b.md", "x1", "c.jsonl:3"}
+    for hit in hits:
+        where = hit["metadata"]
+        if where["source"] in texts:
+            assert texts[where["source"]][where["start"] : where["end"]] == hit["text"]
+            assert hit["id"] == f"{where['source']}:{where['start']}-{where['end']}"
+    assert [hit["status"] for hit in hits] == ["ready"] + ["skipped"] * (len(hits) - 1)
+    assert hits[0]["gap"] == pytest.approx(0.0, abs=1e-5)
+    assert next(hit for hit in hits if hit["metadata"]["source"] == "x1")["metadata"]["lang"] == "en"
+
+    page = tmp_path / "page.html"
+    assert main(["search", "the moon", "--index", str(index), "--html", str(page)]) == 0
+    assert capsys.readouterr().out == f"written to {page}\n"
+    assert page.stat().st_size > 1000
+    assert main(["search", "the moon", "--index", str(index), "--top", "1", "--by", "sentence"]) == 0
+    assert "score" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.pdf", b"%PDF", "not a text file"),
+        ("a.txt", b"\xff\xfe\xff", "not UTF-8 at byte 0"),
+        ("a.jsonl", b"{", "a.jsonl:1 is not JSON"),
+        ("a.jsonl", b'{"title": "x"}', "a.jsonl:1 has no text"),
+        ("a.jsonl", b'{"text": 3}', "text must be a string, not int"),
+    ],
+)
+def test_unreadable_files_are_one_line(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidInput, match=message):
+        list(read_documents(tmp_path / name))
+
+
+def test_missing_files_and_folders_without_text(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read: No such file"):
+        list(read_documents(tmp_path / "none.txt"))
+    with pytest.raises(InvalidInput, match=r"there is no \.txt"):
+        list(read_documents(tmp_path))
+
+
+def test_search_without_an_index_says_how_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "moon", "--index", str(tmp_path)]) == 2
+    assert "rag-explain index FILE" in capsys.readouterr().err
+
+
+def test_files_that_hold_no_text(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text(" \n ")
+    assert main(["index", str(tmp_path), "--index", str(tmp_path / "i"), "--model", model]) == 2
+    assert "hold no text" in capsys.readouterr().err
+
+
+def test_the_demo_searches_its_own_corpus(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "my laptop is slow", "--model", model, "-k", "2"]) == 0
+    assert "56 paragraphs were searched" in capsys.readouterr().out
+
+
+def test_the_corpus_is_varied_and_short() -> None:
+    documents = corpus()
+    assert 40 <= len(documents) <= 60
+    assert (
+        len({document["id"] for document in documents})
+        == len({document["text"] for document in documents})
+        == len(documents)
+    )
+    assert len({document["topic"] for document in documents}) >= 10
+    assert max(len(document["text"]) for document in documents) < 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("How do bees find their way home?", ["bees-navigation", "home-insurance"]),
+        ("I forgot my bank password", ["bank-password", "river-bank"]),
+        ("Does the tablet help against migraine?", ["drug-works", "drug-fails"]),
+        ("my laptop is slow", ["laptop-slow"]),
+        ("how to sort a python list", ["python-list", "python-snake"]),
+    ],
+)
+def test_the_demo_finds_the_answer_first_and_its_trap_after(
+    query: str, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", query, "-k", "5", "--json", "--explain", "1"]) == 0
+    hits = json.loads(capsys.readouterr().out)
+    assert hits[0]["id"] == expected[0]
+    assert set(expected) <= {hit["id"] for hit in hits}
+    assert hits[0]["explanation"]["gap"] == pytest.approx(0.0, abs=1e-4)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from rag_explain.cli import main
+from rag_explain.cli.store import parse_size
+from rag_explain.errors import InvalidInput
+from rag_explain.store import Store
+from tests.support.synthetic import make_entry, make_key
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with Store(tmp_path / "store") as store:
+        store.put([make_entry(seed, ids=(f"doc {seed}",), n=100) for seed in range(30)])
+    return tmp_path / "store"
+
+
+def test_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "info", str(folder)]) == 0
+    info = json.loads(capsys.readouterr().out)
+    assert (info["disk"]["rows"], info["disk"]["documents"]) == (30, 30)
+
+
+def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "verify", str(folder)]) == 0
+    with Store(folder) as store:
+        assert store._disk is not None
+        store._disk._database.write(
+            lambda connection: connection.execute("UPDATE rows SET data = 'x' WHERE key = ?", [make_key(3)])
+        )
+    assert main(["store", "verify", str(folder)]) == 1
+    assert main(["store", "verify", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "disk: 30 rows, 0 damaged, 0 taken over",
+        "disk: 30 rows, 1 damaged, 0 taken over",
+        "disk: 29 rows, 0 damaged, 0 taken over",
+    ]
+
+
+def test_prune(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "prune", str(folder), "--max-size", "0"]) == 0
+    assert capsys.readouterr().out == "30 rows dropped\n"
+
+
+def test_export_to_a_folder_and_to_a_bucket(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bucket = (tmp_path / "bucket").as_uri()
+    assert main(["store", "export", str(folder), str(tmp_path / "copy")]) == 0
+    assert main(["store", "export", str(folder), bucket]) == 0
+    assert main(["store", "verify", bucket]) == 0
+    assert "remote: 30 rows, 0 damaged" in capsys.readouterr().out
+    with Store(tmp_path / "copy") as copy:
+        assert len(copy.get([make_key(seed) for seed in range(30)])) == 30
+
+
+def test_forget(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = (tmp_path / "bucket").as_uri()
+    main(["store", "export", str(folder), bucket])
+    assert main(["store", "forget", str(folder), "doc 1", "doc 2", "--remote", bucket]) == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO("doc 3\ndoc 4\ndoc 1\n"))
+    assert main(["store", "forget", str(folder), "-"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["2 rows erased", "2 rows erased"]
+    with Store(folder, remote=bucket) as store:
+        assert store.get([make_key(1), make_key(2)]) == {}
+        assert store.get([make_key(3)])[make_key(3)].tier == "remote"
+    assert main(["store", "forget", str(folder)]) == 2
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "info", str(tmp_path / "typo")]) == 2
+    assert "there is no store" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1000", 1000), ("2k", 2000), ("1.5 GB", 1_500_000_000), ("3mb", 3_000_000), ("1T", 10**12)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "5 X", "1e9"])
+def test_wrong_sizes(text: str) -> None:
+    with pytest.raises(InvalidInput, match="not a size"):
+        parse_size(text)

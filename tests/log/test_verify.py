@@ -1,0 +1,221 @@
+"""verify: a record computed again with the model at hand; diff: two encoders on the same queries."""
+
+from __future__ import annotations
+
+import pytest
+
+from rag_explain import Explainer
+from rag_explain.log import ExplanationLog, patterns
+from rag_explain.log.diff import diff
+from rag_explain.log.files import Folder
+from rag_explain.log.verify import verify
+from rag_explain.retrieval import Found, Retrieval
+from rag_explain.types import Embedded, Hit, Hits, Lazy, Token
+from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits
+from tests.support.models import tiny
+
+
+@pytest.fixture(scope="module")
+def explainer():
+    return Explainer(tiny("bert"))
+
+
+def search(explainer: Explainer, query: str = QUERY, order: tuple[int, ...] = (0, 1, 2)) -> list[Hit]:
+    found = explainer.explain_many(query, DOCUMENTS)
+    return [
+        Hit(
+            id=f"doc-{at}",
+            text=DOCUMENTS[at],
+            rank=rank,
+            score=found[at].score,
+            metric="cosine",
+            handle=Lazy.ready(found[at]),
+        )
+        for rank, at in enumerate(order)
+    ]
+
+
+def written(path, explainer, **settings):
+    with ExplanationLog(path, **settings) as log:
+        log.record(query=QUERY, answer="By the sun.", hits=search(explainer))
+    return path
+
+
+def test_a_record_holds_with_the_same_model(tmp_path, explainer):
+    findings = list(verify(written(tmp_path, explainer), lambda logged: explainer))
+    assert [finding.outcome for finding in findings] == ["holds"] * 3
+    assert [finding.document for finding in findings] == ["doc-0", "doc-1", "doc-2"]
+    assert all(finding.shift < 1e-5 and not finding.reason for finding in findings)
+
+
+def test_explanations_by_sentence_are_compared_by_sentence(tmp_path, explainer):
+    for name in ("before", "after"):
+        with ExplanationLog(tmp_path / name, matrices=True) as log:
+            why = explainer.explain(QUERY, " ".join(DOCUMENTS)).by_sentence()
+            log.record(query=QUERY, hits=[hit(" ".join(DOCUMENTS), handle=Lazy.ready(why))])
+    (finding,) = verify(tmp_path / "before", lambda logged: explainer)
+    assert finding.outcome == "holds"
+    (move,) = diff(tmp_path / "before", tmp_path / "after")
+    assert move.pairs[0].document in DOCUMENTS
+    assert move.pairs[0].change == 0
+
+
+def test_another_model_is_told(tmp_path, explainer):
+    other = Explainer(tiny("distilbert"))
+    findings = list(verify(written(tmp_path, explainer), lambda logged: other))
+    assert {finding.outcome for finding in findings} == {"moved"}
+    assert "fingerprint" in findings[0].reason
+
+
+def test_another_method_is_told(tmp_path, explainer):
+    other = Explainer(tiny("bert"), "hxp")
+    (finding, *_) = verify(written(tmp_path, explainer), lambda logged: other)
+    assert finding.outcome == "moved"
+    assert "method is 'hxp', was 'bilrp'" in finding.reason
+    assert "settings" in finding.reason
+
+
+def test_a_document_that_changed_since_is_told(tmp_path, explainer):
+    path = written(tmp_path, explainer)
+    findings = list(verify(path, lambda logged: explainer, documents={"doc-1": "Now it says something else."}))
+    assert [finding.outcome for finding in findings] == ["holds", "changed", "holds"]
+
+
+def test_without_a_model_hashes_are_checked(tmp_path, explainer):
+    path = written(tmp_path, explainer)
+    assert [finding.outcome for finding in verify(path)] == ["holds"] * 3
+
+
+def test_texts_that_were_not_kept_cannot_be_computed_again(tmp_path, explainer):
+    path = written(tmp_path, explainer, keep_text=False)
+    findings = list(verify(path, lambda logged: explainer))
+    assert {(finding.outcome, finding.reason) for finding in findings} == {("unknown", "the texts were not kept")}
+
+
+def test_redacted_texts_cannot_be_computed_again(tmp_path, explainer):
+    path = written(tmp_path, explainer, redact=lambda text: [(0, 3)])
+    assert {finding.reason for finding in verify(path, lambda logged: explainer)} == {"the query is redacted"}
+
+
+def test_keyed_hashes_need_the_key(tmp_path, explainer):
+    key = b"0123456789abcdef"
+    path = written(tmp_path, explainer, hash_key=key)
+    assert {finding.reason for finding in verify(path)} == {"its hashes are keyed: give the key"}
+    assert {finding.outcome for finding in verify(path, hash_key=key)} == {"holds"}
+    assert {finding.outcome for finding in verify(path, hash_key=key[::-1])} == {"changed"}
+
+
+def test_damage_is_found(tmp_path, explainer):
+    path = written(tmp_path, explainer)
+    current = Folder(path).current
+    current.write_bytes(current.read_bytes().replace(b"Honeybees", b"Bumblebee"))
+    assert [finding.outcome for finding in verify(path, lambda logged: explainer)] == ["damaged"]
+
+
+def test_what_was_embedded_beside_the_text_is_not_guessed(tmp_path, explainer):
+    why = explanation()
+    tokens = (*why.document_tokens[:-1], Token("", 0, 0, "metadata", "title"))
+    with ExplanationLog(tmp_path) as log:
+        log.record(query=QUERY, hits=[hit(handle=Lazy.ready(explanation(document_tokens=tokens)))])
+    (finding,) = verify(tmp_path, lambda logged: explainer)
+    assert finding.outcome == "unknown"
+    assert "more than the document's text" in finding.reason
+
+
+def embedded_with_metadata(explainer: Explainer) -> Hits:
+    passage = Embedded(f"title: by anna\n\n{DOCUMENTS[0]}\n\nlang: en", 16, 16 + len(DOCUMENTS[0]))
+    assert passage.text == DOCUMENTS[0]
+    return Retrieval(explainer).hits(QUERY, [Found(id="doc-0", text=passage, score=None)], "eager")
+
+
+def test_what_was_embedded_beside_the_text_is_kept_and_computed_again(tmp_path, explainer):
+    found = embedded_with_metadata(explainer)
+    with ExplanationLog(tmp_path) as log:
+        log.record(query=QUERY, hits=found)
+    (finding,) = verify(tmp_path, lambda logged: explainer)
+    assert finding.outcome == "holds"
+    assert finding.shift < 1e-5
+    assert abs(explainer.explain(QUERY, DOCUMENTS[0]).score - finding.score) > 1e-3  # it does make a difference
+    (record,) = ExplanationLog(tmp_path).records()
+    assert record.hits[0].around == found[0].around == ("title: by anna\n\n", "\n\nlang: en")
+    (finding,) = verify(tmp_path, lambda logged: explainer, documents={"doc-0": "Another text."})
+    assert finding.outcome == "changed"
+
+
+def test_what_was_embedded_beside_the_text_is_redacted_keyed_left_out_and_erased_like_the_text(tmp_path, explainer):
+    found = embedded_with_metadata(explainer)
+    key = b"0123456789abcdef"
+    policies = {
+        "masked": {"redact": patterns("anna")},
+        "other words masked": {"redact": patterns("mondays")},
+        "keyed": {"hash_key": key},
+        "no text": {"keep_text": False},
+    }
+    outcomes = {}
+    for name, policy in policies.items():
+        with ExplanationLog(tmp_path / name, **policy) as log:
+            log.record(query=QUERY, hits=found)
+        (finding,) = verify(tmp_path / name, lambda logged: explainer, hash_key=key)
+        outcomes[name] = finding.outcome
+        kept = Folder(tmp_path / name).current.read_text()
+        assert ("anna" in kept) == (name in ("keyed", "other words masked"))
+    assert outcomes == {"masked": "unknown", "other words masked": "holds", "keyed": "holds", "no text": "unknown"}
+    with ExplanationLog(tmp_path / "keyed", hash_key=key) as log:
+        log.erase(documents=["doc-0"])
+    assert "anna" not in Folder(tmp_path / "keyed").current.read_text()
+
+
+def test_hits_without_explanation_and_erased_ones_are_unknown(tmp_path, explainer):
+    with ExplanationLog(tmp_path) as log:
+        log.record(query=QUERY, hits=[hit(handle=Lazy(None, status="skipped", reason="too long")), hits()[1]])
+        log.erase(documents=["doc-1"])
+    reasons = [finding.reason for finding in verify(tmp_path, lambda logged: explainer)]
+    assert reasons == ["there is no explanation: too long", "the document was erased"]
+
+
+@pytest.mark.parametrize("matrices", [False, True])
+def test_diff_says_which_hits_moved_and_which_pairs_moved_them(tmp_path, explainer, matrices):
+    other = Explainer(tiny("roberta"))
+    for name, engine, order in (("before", explainer, (0, 1)), ("after", other, (1, 2))):
+        with ExplanationLog(tmp_path / name, matrices=matrices, top=3) as log:
+            log.record(query="asked only once " + name, hits=[])
+            log.record(query=QUERY, hits=hits())  # asked again below: the last one counts
+            log.record(query=QUERY, hits=search(engine, order=order))
+    moves = {move.document: move for move in diff(tmp_path / "before", tmp_path / "after", top=4)}
+    assert [(d, m.rank_before, m.rank_after) for d, m in sorted(moves.items())] == [
+        ("doc-0", 0, None),
+        ("doc-1", 1, 0),
+        ("doc-2", None, 1),
+    ]
+    move = moves["doc-1"]
+    assert move.moved
+    assert move.same_text
+    assert len(move.pairs) == 4
+    changes = [abs(pair.change) for pair in move.pairs]
+    assert changes == sorted(changes, reverse=True)
+    old, new = (engine.explain(QUERY, DOCUMENTS[1]).by_word() for engine in (explainer, other))
+    if matrices:
+        expected = abs(new.pairs.astype(float) - old.pairs).max()
+        assert changes[0] == pytest.approx(expected, rel=1e-3)
+        assert all(pair.before is not None and pair.after is not None for pair in move.pairs)
+    else:
+        assert any(pair.before is None or pair.after is None for pair in move.pairs)
+    assert not moves["doc-0"].pairs
+
+
+def test_diff_compares_no_pairs_of_different_texts(tmp_path):
+    for name, document in (("before", DOCUMENTS[0]), ("after", DOCUMENTS[1])):
+        with ExplanationLog(tmp_path / name) as log:
+            log.record(query=QUERY, hits=[hit(document)])
+    (move,) = diff(tmp_path / "before", tmp_path / "after")
+    assert move.same_text is False
+    assert not move.pairs
+
+
+def test_diff_works_without_text(tmp_path):
+    for name, seed in (("before", 1), ("after", 2)):
+        with ExplanationLog(tmp_path / name, keep_text=False) as log:
+            log.record(query=QUERY, hits=[hit(seed=seed)])
+    (move,) = diff(tmp_path / "before", tmp_path / "after")
+    assert move.query.startswith("sha256:")
+    assert move.pairs[0].document.startswith("[")

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+from rag_explain import Explainer
+from rag_explain.encoder import Encoder
+from rag_explain.errors import InvalidInput, UnsupportedModel
+from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians, Path, _next_nodes
+from rag_explain.reference import reference_features
+from tests.support.models import TEXTS, tiny
+from tests.support.references_jacobian import integrated_jacobian
+
+ARCHITECTURES = ["bert", "roberta", "mpnet", "distilbert", "t5-gated", "qwen3"]
+CASTS_TO_FLOAT32 = ("qwen3", "t5-gated")  # inside their norms, whatever the model's precision
+QUERY, DOCUMENT = TEXTS
+
+
+@pytest.fixture(autouse=True)
+def _no_autograd():
+    with torch.no_grad():
+        yield
+
+
+def rows_of(method: IntegratedJacobians | ExactJacobians, text: str) -> tuple[torch.Tensor, Path]:
+    path = method.path(method.encoder.tokenize([text], "document"), 0)
+    return path.rows(2**24), path
+
+
+def with_nodes(kind: type[IntegratedJacobians] | type[ExactJacobians], encoder: Encoder, layer: int, nodes: int):
+    """The method held at `nodes` nodes: what it computes is then a finite sum that can be written out."""
+    return kind(encoder, layer, tolerance=1e-14, max_nodes=nodes)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("layer", [0, 2])
+def test_ij_is_the_sum_of_its_equation(architecture: str, layer: int) -> None:
+    model = tiny(architecture)
+    rows, path = rows_of(with_nodes(IntegratedJacobians, Encoder(model), layer, 4), QUERY)
+    wanted = integrated_jacobian(model, QUERY, layer, normalise=True, nodes=4)
+    tolerance = 2e-6 if architecture in CASTS_TO_FLOAT32 else 1e-9
+    assert torch.allclose(path.embedding, wanted.embedding, atol=tolerance)
+    assert torch.allclose(path.reference, wanted.reference, atol=tolerance)
+    assert (rows - wanted.rows).abs().max() < tolerance
+
+
+def test_ij_converges_to_the_integral() -> None:
+    model = tiny("bert")
+    rows, path = rows_of(IntegratedJacobians(Encoder(model), 2, tolerance=1e-8), QUERY)
+    wanted = integrated_jacobian(model, QUERY, 2, normalise=True, nodes=100)
+    assert path.nodes < 100
+    assert (rows - wanted.rows).abs().max() < 1e-7
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "qwen3"])
+def test_exact_integrates_the_embedding_and_divides_afterwards(architecture: str) -> None:
+    model = tiny(architecture)
+    method = with_nodes(ExactJacobians, Encoder(model), 1, 4)
+    rows, path = rows_of(method, QUERY)
+    wanted = integrated_jacobian(model, QUERY, 1, normalise=False, nodes=4)
+    rest, embedding, norm = method.halves(path)
+    shifted = wanted.embedding - wanted.reference
+    tolerance = 5e-6 if architecture in CASTS_TO_FLOAT32 else 1e-9
+    assert (rows - wanted.rows).abs().max() < tolerance * wanted.rows.abs().max()
+    assert not rest.any()
+    assert torch.allclose(embedding, shifted, atol=tolerance * 10)
+    assert float(norm) == pytest.approx(float(shifted.norm()), rel=1e-6)
+
+
+def test_a_dense_layer_and_a_normalisation_behind_the_pooling_are_part_of_the_path() -> None:
+    model = tiny("bert", after=lambda: [Dense(16, 8, activation_function=torch.nn.Tanh()), Normalize()])
+    rows, _ = rows_of(with_nodes(IntegratedJacobians, Encoder(model), 1, 4), QUERY)
+    assert (rows - integrated_jacobian(model, QUERY, 1, normalise=True, nodes=4).rows).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max", "weightedmean", ("mean", "cls")])
+def test_every_pooling_sums_to_the_embedding(pooling: str | tuple[str, ...]) -> None:
+    explainer = Explainer(tiny("bert", pooling), "ij", layer=2, tolerance=1e-5, max_nodes=200)
+    explanation = explainer.explain(QUERY, DOCUMENT)
+    # A maximum has kinks along the path, where Gauss sums converge slowly.
+    assert abs(explanation.gap or 0.0) < (1e-2 if pooling == "max" else 5e-5)
+
+
+@pytest.mark.parametrize("method", ["ij", "ij-exact"])
+@pytest.mark.parametrize("architecture", ["bert", "xlm-roberta", "t5"])
+def test_cold_warm_and_padded_batches_agree(method: str, architecture: str) -> None:
+    explainer = Explainer(tiny(architecture), method, layer=1, tolerance=1e-4, max_nodes=24)
+    documents = [DOCUMENT, "The moon.", DOCUMENT + " " + DOCUMENT]
+    (half,) = explainer.factor([QUERY], "query")
+    batch = explainer.encoder.tokenize(documents, "document")
+    cold = explainer.method.cold(half, batch)
+    warm = [explainer.method.pair(half, factors) for factors in explainer.factor(documents)]
+    alone = [explainer.explain(QUERY, document) for document in documents]
+    for one, two, three in zip(cold, warm, alone, strict=True):
+        np.testing.assert_allclose(one.matrix, two.matrix, atol=2e-6)
+        np.testing.assert_allclose(one.matrix, three.matrix, atol=2e-6)
+        assert one.score == pytest.approx(two.score, abs=1e-6)
+        assert one.references is not None
+        assert two.references is not None
+        assert dict(one.references) == pytest.approx(dict(two.references), abs=1e-5)
+
+
+def test_the_reference_similarities_are_the_cosines_with_the_empty_text() -> None:
+    model = tiny("roberta")
+    explanation = Explainer(model, "ij", layer=1).explain(QUERY, DOCUMENT)
+    a = integrated_jacobian(model, QUERY, 1, normalise=True, nodes=1, task="query")
+    b = integrated_jacobian(model, DOCUMENT, 1, normalise=True, nodes=1)
+    found = explanation.references
+    assert found is not None
+    assert found["f(a, r_b)"] == pytest.approx(float(a.embedding @ b.reference), abs=1e-6)
+    assert found["f(r_a, b)"] == pytest.approx(float(a.reference @ b.embedding), abs=1e-6)
+    assert found["f(r_a, r_b)"] == pytest.approx(float(a.reference @ b.reference), abs=1e-6)
+    parts = explanation.score - found["f(a, r_b)"] - found["f(r_a, b)"] + found["f(r_a, r_b)"]
+    assert float(explanation.pairs.sum()) == pytest.approx(parts, abs=5e-3)
+
+
+def test_a_large_reference_similarity_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    explainer = Explainer(tiny("bert", "cls"), "ij", layer=2)
+    explanation = explainer.explain(QUERY, QUERY)
+    found = explanation.references
+    assert found is not None
+    large = max(found["f(a, r_b)"], found["f(r_a, b)"])
+    assert ("note" in explanation.provenance) == (large > 0.1) == ("reference similarity" in caplog.text)
+
+
+def test_the_error_is_measured_and_the_search_for_nodes_ends(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny("bert")
+    loose = Explainer(model, "ij", layer=0, tolerance=1e-2).factor([DOCUMENT])[0]
+    tight = Explainer(model, "ij", layer=0, tolerance=1e-6, max_nodes=300).factor([DOCUMENT])[0]
+    assert loose.references is not None
+    assert tight.references is not None
+    assert loose.error <= 1e-2
+    assert tight.error <= 2e-6
+    assert loose.references["nodes"] < tight.references["nodes"]
+    capped = Explainer(model, "ij", layer=0, tolerance=1e-9, max_nodes=3).factor([DOCUMENT])[0]
+    assert capped.references is not None
+    assert capped.references["nodes"] == 3
+    assert capped.error > 1e-9
+    assert "raise max_nodes" in caplog.text
+
+
+def test_the_next_number_of_nodes_follows_the_errors() -> None:
+    assert _next_nodes([], 1e-3, 1) == 8
+    # Ten times better with every four nodes: 1e-1 at 8 and 1e-2 at 12 make 1e-3 at 16, with a margin.
+    assert _next_nodes([(8, 1e-1), (12, 1e-2)], 1e-3, 1) == 17
+    assert _next_nodes([(8, 1e-1), (12, 2e-1)], 1e-3, 1) == 24  # no convergence yet: twice as many
+
+
+def test_without_shared_masks_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = IntegratedJacobians(Encoder(tiny("t5")), 1)
+    rows, path = rows_of(method, QUERY)
+    assert method._spreads
+    monkeypatch.setitem(vars(method), "_spreads", False)
+    copied, other = rows_of(method, QUERY)
+    assert path.nodes == other.nodes
+    assert torch.allclose(rows, copied, atol=1e-12)
+
+
+def test_long_texts_run_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = IntegratedJacobians(Encoder(tiny("bert")), 1)
+    rows, path = rows_of(method, DOCUMENT)
+    assert path.kept
+    monkeypatch.setattr("rag_explain.methods.jacobian._POSITIONS", 50)
+    again, other = rows_of(method, DOCUMENT)
+    assert not other.kept
+    assert torch.allclose(rows, again, atol=1e-12)
+
+
+def test_a_dot_product_model_has_no_norm_in_its_path() -> None:
+    model = tiny("bert", similarity_fn_name="dot")
+    explainer = Explainer(model, "ij", layer=1, tolerance=1e-6)
+    explanation = explainer.explain(QUERY, DOCUMENT)
+    a, b = model.encode([QUERY, DOCUMENT])
+    assert explanation.score == pytest.approx(float(a @ b), rel=1e-5)
+    assert abs(explanation.gap or 0.0) < 1e-4 * abs(explanation.score)
+
+
+def test_exact_sums_to_the_cosine_of_the_shifted_encoder_and_says_that_it_is_another() -> None:
+    model = tiny("bert")
+    explanation = Explainer(model, "ij-exact", layer=1, tolerance=1e-6).explain(QUERY, DOCUMENT)
+    a = integrated_jacobian(model, QUERY, 1, normalise=False, nodes=1, task="query")
+    b = integrated_jacobian(model, DOCUMENT, 1, normalise=False, nodes=1)
+    cosine = torch.nn.functional.cosine_similarity(a.embedding - a.reference, b.embedding - b.reference, dim=0)
+    assert explanation.score == pytest.approx(float(cosine), abs=1e-6)
+    assert float(explanation.pairs.sum()) == pytest.approx(float(cosine), abs=1e-5)
+    assert "shifted encoder" in (explanation.surrogate or "")
+
+
+def test_without_a_padding_token_the_end_token_fills() -> None:
+    model: SentenceTransformer = tiny("gpt_neo")
+    features = model.preprocess(["The cat."])
+    model.tokenizer.pad_token = None
+    with pytest.raises(UnsupportedModel, match="neither a padding nor an end token"):
+        reference_features(features, model[0])
+    model.tokenizer.eos_token = "[SEP]"
+    ids = reference_features(features, model[0])["input_ids"][0].tolist()
+    assert ids[0] == model.tokenizer.cls_token_id
+    assert set(ids[1:]) == {model.tokenizer.eos_token_id}
+    assert len(ids) == features["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize("option", [{"tolerance": 0.0}, {"max_nodes": 0}, {"nodes": 3}])
+def test_options_are_checked(option: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput):
+        Explainer(tiny("bert"), "ij", **option)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [0, 3, 5])
+def test_on_the_real_encoder_the_integral_is_reached(layer: int) -> None:
+    explainer = Explainer("all-MiniLM-L6-v2", "ij", layer=layer)
+    explanation = explainer.explain("a dog runs in the park", "The small dog is running over the green grass.")
+    assert explanation.references is not None
+    assert explanation.references["query_error"] <= 1e-3
+    assert explanation.references["document_error"] <= 1e-3
+    assert abs(explanation.gap or 0.0) <= 3e-3
+
+
+@pytest.mark.slow
+def test_on_the_real_encoder_rows_follow_the_equation() -> None:
+    explainer = Explainer("all-MiniLM-L6-v2", "ij", layer=5, tolerance=1e-4)
+    rows, _ = rows_of(explainer.method, "a dog runs")  # type: ignore[arg-type]  # it is ij
+    model = SentenceTransformer(explainer.encoder._twin[0].auto_model.name_or_path, device="cpu")
+    wanted = integrated_jacobian(model, "a dog runs", 5, normalise=True, nodes=12)
+    assert (rows - wanted.rows).abs().max() < 1e-4

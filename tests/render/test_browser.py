@@ -1,0 +1,363 @@
+"""The page driven in a real Chromium: hover, keyboard, methods, hostile documents, no request, no jump."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rag_explain.render.html import write_page
+from rag_explain.render.notebook import fragment
+from rag_explain.types import Hits
+from tests.support.samples import DOCUMENT, HOSTILE, explain, hits, hostile
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+LONG = "\n\n".join(
+    f"Part {k} of the manual says how to reset a password. The bank sends a letter about account {k}. "
+    "Nobody reads it twice, and the branch keeps a copy for ten years."
+    for k in range(14)
+)
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Open]:
+    """Opens HTML as a file; at the end nothing was complained about and nothing was fetched."""
+    complaints: list[str] = []
+    requests: list[str] = []
+    contexts: list[Any] = []
+
+    def open_(html: str, *, width: int = 1200, height: int = 900, scheme: str = "light", **options: Any) -> Any:
+        path = tmp_path / f"page-{len(contexts)}.html"
+        path.write_text(html, encoding="utf-8")
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.goto(path.as_uri())
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert [url for url in requests if not url.startswith("file://")] == []
+    assert len(requests) == len(contexts)  # the page itself and nothing more
+
+
+def tint(locator: Any) -> float:
+    return float(locator.evaluate("node => parseFloat(node.style.getPropertyValue('--a'))"))
+
+
+def word(page: Any, text: str, number: int = 0) -> Any:
+    return page.locator(".text .w").get_by_text(text, exact=True).nth(number)
+
+
+def asked(page: Any, text: str) -> Any:
+    return page.locator(".words button").filter(has_text=text)
+
+
+def test_the_figures_are_shown_in_score_units(show: Open) -> None:
+    explanation = explain()
+    page = show(explanation.to_html())
+    shown = explanation.by_word()
+    sums = page.locator(".sum").inner_text().replace("−", "-")
+    assert f"{shown.score:.4f}" in sums
+    assert f"{shown.unattributed:+.4f}" in sums
+    assert "not attributable to words" in sums
+    assert "adds up to the score, gap" in sums
+    assert page.locator(".text").inner_text() == DOCUMENT
+    first = page.locator(".pairs tbody tr").first.inner_text()
+    best = shown.top_pairs(1)[0]
+    assert f"{best.value:+.4f}" in first
+    assert f"{100 * best.share:.1f} %" in first
+
+
+def test_hovering_a_query_word_shows_what_it_met(show: Open) -> None:
+    explanation = explain().by_word()
+    page = show(explanation.to_html())
+    before = tint(word(page, "reset"))
+    asked(page, "reset").hover()
+    pair = next(p for p in explanation.top_pairs(9) if p.query.text == p.document.text == "reset")
+    strongest = explanation.top_pairs(1)[0].value
+    assert tint(word(page, "reset")) == pytest.approx((pair.value / strongest) ** 0.75, abs=2e-3)
+    assert tint(word(page, "password")) < 0.2
+    assert page.locator(".pairs caption").inner_text() == "Pairs of “reset”"
+    assert page.locator(".status").inner_text().startswith("reset carries +")
+    page.mouse.move(1, 1)
+    assert page.locator(".pairs caption").inner_text() == "Strongest pairs"
+    assert tint(word(page, "reset")) == before
+
+
+def test_hovering_a_document_word_shows_the_query_words_it_met(show: Open) -> None:
+    explanation = explain().by_word()
+    page = show(explanation.to_html())
+    word(page, "bank's").hover()
+    column = next(i for i, token in enumerate(explanation.document_tokens) if token.text == "bank's")
+    row = next(i for i, token in enumerate(explanation.query_tokens) if token.text == "bank")
+    assert asked(page, "bank").inner_text().split() == ["bank", f"{explanation.pairs[row, column]:+.4f}"]
+    assert tint(asked(page, "bank")) > 3 * tint(asked(page, "reset"))
+    assert "met bank +" in page.locator(".status").inner_text()
+
+
+def test_a_cell_and_a_row_of_the_tables_point_at_their_words(show: Open) -> None:
+    page = show(explain().to_html())
+    page.locator(".pairs tbody tr").nth(2).hover()
+    assert page.locator(".text .w.on").count() == 1
+    assert page.locator(".words button.on").count() == 1
+    page.locator(".grid td.tint").nth(7).hover()
+    assert " met " in page.locator(".status").inner_text()
+    assert "of the sum of |pairs|" in page.locator(".status").inner_text()
+
+
+def test_alignments_show_the_cosine_of_a_pair_beside_what_it_carries(show: Open) -> None:
+    explanation = explain(method="alignment")
+    similarities = np.full(explanation.pairs.shape, 0.25, dtype=np.float32)
+    page = show(explain(method="alignment", similarities=similarities).to_html())
+    page.locator(".grid td.tint").nth(7).hover()
+    assert page.locator(".status").inner_text().endswith(", cosine 0.250")
+
+
+def test_everything_works_from_the_keyboard(show: Open) -> None:
+    page = show(explain().to_html())
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent").startswith("How")
+    assert page.locator(".pairs caption").inner_text() == "Pairs of “How”"
+    page.keyboard.press("Enter")
+    assert asked(page, "How").get_attribute("aria-pressed") == "true"
+    page.keyboard.press("Escape")
+    assert asked(page, "How").get_attribute("aria-pressed") == "false"
+    for _ in range(page.locator(".words button").count()):
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "If"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.textContent") == "you"
+    assert page.locator("[aria-live]").inner_text().startswith("you carries ")
+    page.keyboard.press("ArrowDown")
+    below = page.evaluate("document.activeElement.getBoundingClientRect().top")
+    assert below > word(page, "you").bounding_box()["y"]
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("document.activeElement.textContent") == "you"
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.textContent") == "."
+    page.keyboard.press("ArrowRight")  # there is nothing after the last word
+    page.keyboard.press("Home")
+    assert page.evaluate("document.activeElement.textContent") == "If"
+    assert page.locator(".text .w[tabindex]").count() == 1  # one stop for the whole text
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+
+
+def test_right_to_left_texts_read_and_move_from_right_to_left(show: Open) -> None:
+    page = show(explain("كيف أعيد تعيين كلمة المرور؟", "افتح صفحة تسجيل الدخول").to_html())
+    first = page.locator(".text .w").first
+    first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.textContent") == "صفحة"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().left") < first.bounding_box()["x"]
+    number = page.locator(".words button .num").first
+    assert number.evaluate("node => getComputedStyle(node).direction") == "ltr"
+
+
+def test_a_click_keeps_a_word_until_it_is_clicked_again(show: Open) -> None:
+    page = show(explain().to_html())
+    word(page, "Forgot").click()
+    page.mouse.move(1, 1)
+    assert page.locator(".pairs caption").inner_text() == "Pairs of “Forgot”"
+    word(page, "Forgot").click()
+    page.mouse.move(1, 1)
+    assert page.locator(".pairs caption").inner_text() == "Strongest pairs"
+
+
+def test_a_finger_can_use_it_on_a_narrow_screen(show: Open) -> None:
+    page = show(write_page(hits()), width=360, height=740, has_touch=True, is_mobile=True)
+    assert page.locator(".status").inner_text() == "Tap a word to see what it met."
+    word(page, "password").tap()
+    assert page.locator(".pairs caption").first.inner_text() == "Pairs of “password”"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_method_switch(show: Open) -> None:
+    one, other = explain(), explain(method="ij")
+    page = show(write_page([[one, other]]))
+    assert f"{one.score:.4f}" in page.locator(".sum").inner_text()
+    page.get_by_label("ij").check()
+    assert f"{other.score:.4f}" in page.locator(".sum").inner_text()
+    assert "ij · all-MiniLM" in page.locator(".sum").inner_text()
+    page.keyboard.press("ArrowLeft")
+    assert f"{one.score:.4f}" in page.locator(".sum").inner_text()
+    assert show(one.to_html()).locator(".switch").count() == 0
+
+
+def test_hits_share_one_scale_and_the_query_follows_the_hit(show: Open) -> None:
+    both = show(write_page(hits()))
+    alone = show(write_page([hits()[1]]))
+    assert tint(word(both, "bank")) < tint(word(alone, "bank"))
+    assert tint(both.locator(".text .w").get_by_text("password", exact=True).nth(0)) > 0.9
+    cards = both.locator(".card")
+    assert "active" in cards.nth(0).get_attribute("class")
+    cards.nth(1).locator(".w").first.hover()
+    assert "active" in cards.nth(1).get_attribute("class")
+    asked(both, "bank").hover()
+    assert both.locator(".pairs caption").all_inner_texts() == ["Pairs of “bank”"] * 2
+
+
+def test_documents_out_of_sight_are_tinted_when_they_come_into_sight(show: Open) -> None:
+    page = show(write_page(hits(documents=[f"{DOCUMENT} {k}" for k in range(12)])), height=600)
+    asked(page, "reset").click()
+    page.mouse.move(1, 1)
+    last = page.locator(".card").last
+    last.scroll_into_view_if_needed()
+    sync_api.expect(last.locator("caption")).to_have_text("Pairs of “reset”")
+    assert tint(last.locator(".w").get_by_text("password", exact=True).first) < 0.2
+    assert tint(last.locator(".w").get_by_text("reset", exact=True)) > 0.4
+
+
+def test_negative_words_differ_by_more_than_colour(show: Open) -> None:
+    matrix = explain().matrix.copy()
+    matrix[:, 8:12] *= -3
+    page = show(explain(matrix=matrix).to_html())
+    minus = page.locator(".text .w.minus.marked")
+    assert minus.count() > 0
+    assert "underline" in minus.first.evaluate("node => getComputedStyle(node).textDecorationLine")
+    plus = page.locator(".text .w:not(.minus)").first
+    assert minus.first.evaluate("node => getComputedStyle(node).backgroundColor") != plus.evaluate(
+        "node => getComputedStyle(node).backgroundColor"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_strongest_tint_keeps_its_text_legible(show: Open, scheme: str) -> None:
+    page = show(explain().to_html(), scheme=scheme)
+    ratio = page.evaluate(
+        """() => {
+          const parse = (colour) => colour.match(/[\\d.]+/g).map(Number);
+          const words = [...document.querySelectorAll(".text .w")];
+          const strong = words.find((word) => word.style.getPropertyValue("--a") === "1.000");
+          const card = parse(getComputedStyle(document.querySelector(".card")).backgroundColor);
+          const ink = parse(getComputedStyle(strong).color);
+          const worst = ["rgb(var(--for) / var(--strength))", "rgb(var(--against) / var(--strength))"].map((paint) => {
+            strong.style.transition = "none";
+            strong.style.backgroundColor = paint;
+            const [r, g, b, a = 1] = parse(getComputedStyle(strong).backgroundColor);
+            const under = [r, g, b].map((value, k) => value * a + card[k] * (1 - a));
+            const light = (rgb) => rgb.slice(0, 3).map((v) => v / 255)
+              .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+              .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+            const [high, low] = [light(ink), light(under)].sort((x, y) => y - x);
+            return (high + 0.05) / (low + 0.05);
+          });
+          return Math.min(...worst);
+        }"""
+    )
+    assert ratio >= 4.5  # WCAG AA
+
+
+@pytest.mark.parametrize("width", [1200, 420])
+def test_nothing_jumps_when_long_documents_are_explored(show: Open, width: int) -> None:
+    page = show(write_page([explain(document=LONG), explain(document=LONG, method="ij")]), width=width, height=700)
+    places = """[...document.querySelectorAll('.card, .pairs, .text, .grid')]
+        .map((node) => `${node.offsetTop}:${node.offsetHeight}`).join()"""
+    before = page.evaluate(places), page.evaluate("document.documentElement.scrollHeight")
+    for target in (asked(page, "bank"), word(page, "letter"), asked(page, "password"), word(page, "branch")):
+        target.hover()
+        assert (page.evaluate(places), page.evaluate("document.documentElement.scrollHeight")) == before
+        assert page.locator(".status").bounding_box()["height"] == 24  # one line, whatever it says
+    page.mouse.wheel(0, 1500)
+    page.wait_for_timeout(200)
+    assert page.locator(".query").bounding_box()["y"] == 0  # the query stays in sight
+
+
+def test_long_documents_are_shown_by_sentence(show: Open) -> None:
+    for width in (1200, 360):
+        page = show(explain(document=LONG).to_html(), width=width)
+        assert page.locator(".grid.sentences .sentence").count() == 14 * 3
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_unseen_tail_is_shown_as_unseen(show: Open) -> None:
+    page = show(explain(limit=20).to_html())
+    assert DOCUMENT.endswith(page.locator(".text .unseen").inner_text().strip())
+    assert page.locator(".unseen-mark").inner_text() == "not read by the encoder"
+    assert page.locator(".text .unseen .w").count() == 0
+
+
+NAMES = """() => {
+  const found = {};
+  for (const node of document.querySelectorAll("*"))
+    for (const name of [node.localName, ...node.getAttributeNames().map((name) => "@" + name)]) found[name] = 1;
+  return Object.keys(found).sort();
+}"""
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_documents_run_nothing_and_add_nothing(show: Open, text: str) -> None:
+    harmless = show(write_page([*hostile("harmless words"), *hits()]))
+    page = show(write_page([*hostile(text), *hits()]))
+    for target in (".words button", ".text .w"):
+        harmless.locator(target).first.hover()
+        page.locator(target).first.hover()
+    assert set(page.evaluate(NAMES)) <= set(harmless.evaluate(NAMES))
+    assert page.evaluate("window.hacked") is None
+    notebook = show(f"<!doctype html><meta charset=utf-8><link rel=icon href=data:,>{fragment(hostile(text))}")
+    assert notebook.evaluate("window.hacked") is None
+    assert not {"script", "img", "iframe", "svg", "i", "@onload", "@onerror", "@src"} & set(notebook.evaluate(NAMES))
+
+
+def test_several_outputs_on_one_notebook_page_do_not_touch_each_other_or_the_page(show: Open) -> None:
+    probe = "<p id=probe class='card query words'>probe</p>"
+    alone = show(f"<!doctype html><meta charset=utf-8>{probe}")
+    outputs = explain()._repr_html_() + Hits(hits())._repr_html_() + explain()._repr_html_()
+    page = show(f"<!doctype html><meta charset=utf-8>{probe}{outputs}")
+    style = "JSON.stringify(Object.fromEntries([...getComputedStyle(probe)].map(k => [k, getComputedStyle(probe)[k]])))"
+    assert page.evaluate(style) == alone.evaluate(style)
+    assert page.locator("[id]").count() == 1
+    assert page.locator("script, style, link").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_barrier(show: Open, scheme: str) -> None:
+    pages = [write_page([[explain(), explain(method="ij")]]), explain(document=LONG, limit=200).to_html()]
+    for html in (*pages, write_page(hits())):
+        page = show(html, scheme=scheme, bypass_csp=True)  # the checker is a script that the page would refuse
+        results = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response
+        assert [(found["id"], found["nodes"][0]["html"]) for found in results["violations"]] == []
+
+
+def test_empty_pages_are_pages(show: Open) -> None:
+    assert show(write_page([])).locator("footer").count() == 1
+    page = show(write_page([explain(query="", document=""), explain(query="a", document="")]))
+    assert page.locator(".card").count() == 2
+    page = show(replace(explain(), query=None, document=None).to_html())
+    assert page.locator(".text").inner_text().startswith("[CLS] 2 3 ")

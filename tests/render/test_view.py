@@ -1,0 +1,129 @@
+"""What the views share: units, figures, pieces of a text, and nothing that acts instead of being seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rag_explain.errors import InvalidInput
+from rag_explain.render import view
+from rag_explain.types import Explanation, Hit, Lazy, Token
+from tests.support.samples import DOCUMENT, HOSTILE, OTHER, explain, hits
+from tests.support.strategies import TEXTS, make
+
+
+@given(TEXTS, TEXTS, st.integers(0, 9), st.booleans())
+@settings(max_examples=60)
+def test_the_pieces_are_the_whole_text_in_order(query: str, document: str, seed: int, truncated: bool) -> None:
+    explanation = make(query, document, seed, truncated)
+    for shown in (view.at(explanation), explanation.by_sentence(), explanation):
+        pieces = view.pieces(shown, "document")
+        assert "".join(piece.text for piece in pieces).replace("\n", "") == view.visible(document).replace("\n", "")
+        met = [piece.token for piece in pieces if piece.token is not None]
+        assert met == sorted(set(met))
+        if shown.unit != "token":
+            assert met == list(range(len(shown.document_tokens)))
+
+
+def test_the_unseen_tail_is_shown_as_unseen_and_counted() -> None:
+    shown = view.at(explain(limit=20))
+    last = view.pieces(shown, "document")[-1]
+    assert not last.seen
+    assert DOCUMENT.endswith(last.text)
+    long = view.at(explain(document=DOCUMENT + " more" * 1000, limit=20))
+    tail = view.pieces(long, "document")[-1]
+    assert len(tail.text) < view.UNSEEN_SHOWN + 40
+    assert tail.text.endswith("more characters")
+    assert "read only a part of the document" in view.notices(long)[0]
+
+
+def test_a_text_cut_at_its_beginning_shows_the_unseen_head() -> None:
+    explanation = explain()
+    start = DOCUMENT.index("A link")
+    keep = [i for i, token in enumerate(explanation.document_tokens) if token.start >= start or token.part != "text"]
+    tokens = tuple(explanation.document_tokens[i] for i in keep)
+    shown = explain(
+        document_tokens=tokens, matrix=explanation.matrix[:, [*keep, -1]], truncated=("document",)
+    ).by_word()
+    first, *rest = view.pieces(shown, "document")
+    assert not first.seen
+    assert first.text == DOCUMENT[:start]
+    assert all(piece.seen for piece in rest)
+
+
+def test_tokens_that_share_a_character_show_it_once() -> None:
+    text = "🙂!"
+    tokens = (Token("🙂", 0, 1), Token("🙂", 0, 1), Token("!", 1, 2))
+    matrix = np.zeros((4, 4), dtype=np.float32)
+    explanation = Explanation(
+        query=text, document=text, query_tokens=tokens, document_tokens=tokens, matrix=matrix, score=0, method="m"
+    )
+    assert [piece.text for piece in view.pieces(explanation, "document")] == ["🙂", "!"]
+
+
+@given(st.text())
+def test_what_is_shown_neither_moves_the_cursor_nor_turns_text_around(text: str) -> None:
+    shown = view.visible(text)
+    shown.encode()
+    assert not any(ord(c) < 32 and c not in "\n\t" for c in shown)
+    assert not set(shown) & {"\x1b", "\x7f", "\x9b", "\u202d", "\u202e"}
+
+
+def test_units() -> None:
+    explanation = explain()
+    assert view.at(explanation).unit == "word"
+    assert view.at(explanation, "token") is explanation
+    assert view.at(explanation, "sentence").unit == "sentence"
+    assert view.at(explanation.by_sentence()).unit == "sentence"
+    with pytest.raises(InvalidInput, match="cannot be shown by tokens"):
+        view.at(explanation.by_word(), "token")
+
+
+def test_words_without_text_are_numbered() -> None:
+    dropped = view.at(replace(explain(), query=None, document=None))
+    assert dropped.unit == "token"
+    assert [piece.text for piece in view.pieces(dropped, "document")][:3] == ["[CLS] ", "2 ", "3 "]
+    assert any("not kept" in notice for notice in view.notices(dropped))
+
+
+def test_whether_it_adds_up_is_said() -> None:
+    exact = explain()
+    assert view.balance(exact).startswith("adds up to the score, gap ")
+    assert view.balance(explain(score=exact.score + 0.05)).startswith("does not add up to the score, gap +5.0e-02")
+    assert "does not claim to add up" in view.balance(explain(method="bti", additive=False))
+
+
+def test_notices_and_source_name_what_a_reader_must_know() -> None:
+    explanation = explain(surrogate="a reranker made\x1b the score", references={"query": 0.25})
+    assert view.notices(explanation) == [
+        "Surrogate: a reranker made\ufffd the score",
+        "References: query 0.25",
+    ]
+    assert view.source(explanation) == "bilrp · all-MiniLM-L6-v2 · layer 0"
+
+
+def test_facts_of_a_hit() -> None:
+    exact = explain(matrix=np.zeros_like(explain().matrix), score=0.78)
+    hit = Hit(id="a", text=None, rank=1, score=0.42, metric="squared L2", handle=Lazy.ready(exact))
+    assert view.facts(hit) == "0.4200 squared L2 · exact similarity 0.7800 · the index differs by +0.0100"
+    assert view.facts(replace(hit, score=None)) == "no score of its own · exact similarity 0.7800"
+    assert view.facts(hits()[0]).endswith(" cosine")
+    assert (
+        view.missing(Hit(id="a", text=None, rank=1, score=0.42, metric="cosine"))
+        == "No explanation (skipped): not asked for"
+    )
+
+
+def test_explanations_of_different_pairs_cannot_be_shown_as_one() -> None:
+    assert len(view.cards([[explain(), explain(method="ij")]])[0].explanations) == 2
+    with pytest.raises(InvalidInput, match="same query and document"):
+        view.cards([[explain(), explain(document=OTHER)]])
+
+
+def test_hostile_names_are_harmless() -> None:
+    for text in HOSTILE:
+        assert "\x1b" not in view.name(Token(text, 0, len(text)), 0)

@@ -1,0 +1,78 @@
+"""Why this document and not that one: the differences sum, and shared words meet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rag_explain import Contrast, Explainer
+from rag_explain.errors import InvalidInput
+from tests.support.models import CORPUS, tiny
+from tests.support.samples import DOCUMENT, HOSTILE, OTHER, QUERY, explain
+
+
+def test_pairs_and_unattributed_sum_to_the_difference() -> None:
+    with Explainer(tiny(dtype=torch.float32)) as explainer:
+        contrast = explainer.contrast("where is the cat?", CORPUS[0], CORPUS[2])
+    assert contrast.got.score == pytest.approx(explainer.explain("where is the cat?", CORPUS[2]).score, abs=1e-6)
+    assert contrast.difference == contrast.got.score - contrast.wanted.score
+    for items in (contrast.pairs(), contrast.query_words()):
+        total = sum(item.value for item in items) + contrast.unattributed
+        assert total == pytest.approx(contrast.difference, abs=1e-5)
+
+
+def test_a_word_of_both_documents_is_one_pair() -> None:
+    contrast = Contrast(explain(QUERY, "The bank. A bank!"), explain(QUERY, "the Bank of the river"))
+    pairs = {(item.query, item.document): item for item in contrast.pairs()}
+    assert len(pairs) == len(contrast.pairs())
+    bank = pairs["bank", "bank"]
+    assert bank.wanted != 0.0
+    assert bank.got != 0.0
+    wanted = contrast.wanted
+    row = [token.label for token in wanted.query_tokens].index("bank")
+    columns = [i for i, token in enumerate(wanted.document_tokens) if token.label == "bank"]
+    assert bank.wanted == pytest.approx(float(wanted.pairs[row, columns].sum()), abs=1e-6)
+    assert pairs["bank", "river"].wanted == 0.0
+    sizes = [abs(item.value) for item in contrast.pairs()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(contrast.pairs(3)) == 3
+
+
+def test_it_shows_itself_and_serialises() -> None:
+    contrast = Contrast(explain(document=OTHER, surrogate="a reranker made the score"), explain(document=DOCUMENT))
+    text = str(contrast)
+    for expected in ("wanted", "got", "difference", "unattributed", "password", "! wanted: Surrogate: a reranker"):
+        assert expected in text
+    assert "\x1b" not in text
+    data = json.loads(json.dumps(contrast.to_dict()))
+    assert data["difference"] == contrast.difference
+    assert data["pairs"][0]["value"] == contrast.pairs(1)[0].value
+    assert repr(contrast).startswith("Contrast(wanted=")
+
+
+@pytest.mark.parametrize("document", HOSTILE)
+def test_hostile_texts_are_only_seen(document: str) -> None:
+    assert "\x1b" not in str(Contrast(explain(document=document), explain(document=DOCUMENT)))
+
+
+def test_two_queries_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="same query"):
+        Contrast(explain(query="a"), explain(query="b"))
+    with pytest.raises(InvalidInput, match="without the texts"):
+        Contrast(replace(explain(), document=None), explain())
+
+
+@pytest.mark.slow
+def test_on_real_weights_the_trap_is_named() -> None:
+    with Explainer("all-MiniLM-L6-v2") as explainer:
+        contrast = explainer.contrast(
+            "How do bees find their way home?",
+            wanted="Foragers steer by the sun and by landmarks on the flight back.",
+            got="Our home insurance pays for a swarm of bees in the roof.",
+        )
+    assert contrast.difference > 0
+    assert {"bees", "home"} & {item.query for item in contrast.pairs(3)}
+    assert (contrast.pairs(1)[0].query, contrast.pairs(1)[0].document) == ("bees", "bees")

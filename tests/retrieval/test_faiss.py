@@ -1,0 +1,308 @@
+"""Every kind of FAISS index, and what it takes to trust its scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.modules import Normalize
+
+from rag_explain.errors import FormatError, InvalidInput
+from rag_explain.explainer import Explainer
+from rag_explain.faiss import FaissRetriever
+from rag_explain.types import Embedded, Hits
+from tests.support.models import CORPUS, tiny
+
+QUERY = "why did the dog bark at the moon?"
+TEXTS = [f"{text} ({number})" for number in range(20) for text in CORPUS]
+
+
+@cache
+def explainer(*, normalize: bool = True, similarity: str = "cosine") -> Explainer:
+    after = (lambda: [Normalize()]) if normalize else None
+    return Explainer(tiny(after=after, dtype=torch.float32, similarity_fn_name=similarity))
+
+
+@cache
+def vectors() -> Any:
+    return explainer().encoder.embed(TEXTS, "document")
+
+
+def width() -> int:
+    return int(vectors().shape[1])
+
+
+def ivf(metric: int) -> Any:
+    index = faiss.IndexIVFFlat(faiss.IndexFlat(width(), metric), width(), 2, metric)
+    index.nprobe = 2
+    return index
+
+
+INDEXES: dict[str, Callable[[], Any]] = {
+    "flat-ip": lambda: faiss.IndexFlatIP(width()),
+    "flat-l2": lambda: faiss.IndexFlatL2(width()),
+    "hnsw-l2": lambda: faiss.IndexHNSWFlat(width(), 8),
+    "hnsw-ip": lambda: faiss.IndexHNSWFlat(width(), 8, faiss.METRIC_INNER_PRODUCT),
+    "ivf-l2": lambda: ivf(faiss.METRIC_L2),
+    "ivf-ip": lambda: ivf(faiss.METRIC_INNER_PRODUCT),
+    "idmap-ip": lambda: faiss.IndexIDMap(faiss.IndexFlatIP(width())),
+    "idmap2-l2": lambda: faiss.IndexIDMap2(faiss.IndexFlatL2(width())),
+    "pq": lambda: faiss.IndexPQ(width(), 4, 4),
+    "sq8": lambda: faiss.IndexScalarQuantizer(width(), faiss.ScalarQuantizer.QT_8bit),
+    "factory": lambda: faiss.index_factory(width(), "IDMap,Flat", faiss.METRIC_INNER_PRODUCT),
+}
+
+
+def build(name: str) -> tuple[Any, list[int]]:
+    """The index filled with TEXTS, and the ids of its rows."""
+    index = INDEXES[name]()
+    ids = list(range(len(TEXTS)))
+    if not index.is_trained:
+        index.train(vectors())
+    if "idmap" in name or name == "factory":
+        ids = [7 * i + 1000 for i in ids]
+        index.add_with_ids(vectors(), np.array(ids))
+    else:
+        index.add(vectors())
+    return index, ids
+
+
+@pytest.mark.filterwarnings("ignore:WARNING clustering")
+@pytest.mark.parametrize("explain", ["lazy", "eager"])
+@pytest.mark.parametrize("name", INDEXES)
+def test_the_same_rows_in_the_same_order_with_the_same_scores(name: str, explain: Any) -> None:
+    index, ids = build(name)
+    documents = dict(zip(ids, TEXTS, strict=True))
+    before = index.ntotal
+    hits = FaissRetriever(index, documents, explainer()).search(QUERY, 5, explain)
+    scores, rows = index.search(explainer().encoder.embed([QUERY], "query"), 5)
+    assert [hit.id for hit in hits] == [str(row) for row in rows[0]]
+    assert [hit.score for hit in hits] == scores[0].tolist()
+    assert [hit.text for hit in hits] == [documents[row] for row in rows[0].tolist()]
+    assert {hit.metric for hit in hits} == {
+        "cosine" if index.metric_type == faiss.METRIC_INNER_PRODUCT else "squared L2"
+    }
+    exact = name not in ("pq", "sq8")
+    for hit in hits:
+        assert isinstance(hit.score, float)
+        assert hit.explanation is not None
+        assert hit.explanation.surrogate is None
+        assert hit.similarity == pytest.approx(hit.explanation.score)
+        assert hit.gap is not None
+        assert abs(hit.gap) < (1e-5 if exact else 0.2)
+        json.dumps(hit.to_dict())
+    assert index.ntotal == before
+
+
+def test_embedding_is_what_the_model_says() -> None:
+    model = tiny(
+        after=lambda: [Normalize()], dtype=torch.float32, prompts={"query": "query: ", "document": "passage: "}
+    )
+    encoder = Explainer(model).encoder
+    texts = [*CORPUS, "a", "the cat " * 100]
+    np.testing.assert_allclose(encoder.embed(texts, "query"), model.encode_query(texts), atol=1e-6)
+    np.testing.assert_allclose(encoder.embed(texts, "document"), model.encode_document(texts), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_query_that_is_explained_is_searched_with_the_same_vector_to_the_last_bit(
+    dtype: torch.dtype, normalize: bool
+) -> None:
+    model = tiny(after=(lambda: [Normalize()]) if normalize else None, dtype=dtype)
+    own = Explainer(model)
+    for query in (QUERY, "a", "moon"):
+        np.testing.assert_array_equal(own.query_vector(query), own.encoder.embed([query], "query")[0])
+        expected = model.encode_query([query], convert_to_tensor=True)[0].float().numpy()
+        np.testing.assert_array_equal(own.query_vector(query), expected)
+
+
+def test_one_forward_pass_serves_search_and_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Explainer(tiny(after=lambda: [Normalize()], dtype=torch.float32))
+    retriever = FaissRetriever.from_texts(TEXTS, own)
+    retriever.precompute(progress=False)
+    runs: list[int] = []
+    run = own.encoder.run
+    monkeypatch.setattr(own.encoder, "run", lambda *args: runs.append(1) or run(*args))
+    assert all(hit.explanation for hit in retriever.search(QUERY, 3, explain="eager"))
+    assert len(runs) == 1
+
+
+def test_a_query_whose_factors_fail_is_searched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Explainer(tiny(after=lambda: [Normalize()], dtype=torch.float32))
+    retriever = FaissRetriever.from_texts(TEXTS, own)
+    before = retriever.search(QUERY, 3, explain=False)
+    monkeypatch.setattr(own.method, "factor", lambda batch: 1 / 0)
+    hits = retriever.search(QUERY, 3, explain="eager")
+    assert [(hit.id, hit.score) for hit in hits] == [(hit.id, hit.score) for hit in before]
+    assert [hit.handle.status for hit in hits] == ["failed"] * 3
+
+
+def test_fewer_than_k_and_an_empty_index() -> None:
+    index = faiss.IndexFlatIP(width())
+    retriever = FaissRetriever(index, TEXTS, explainer())
+    assert retriever.search(QUERY, 5) == Hits()
+    index.add(vectors()[:3])
+    hits = retriever.search(QUERY, 10)
+    assert len(hits) == 3
+    assert all(hit.score is not None and hit.score > -1.1 for hit in hits)
+
+
+def test_documents_as_sequence_mapping_or_function_with_ids_and_metadata() -> None:
+    index, _ = build("flat-ip")
+    names = [f"doc-{i}" for i in range(len(TEXTS))]
+    expected = None
+    for documents in (TEXTS, dict(enumerate(TEXTS)), lambda row: TEXTS[row]):
+        retriever = FaissRetriever(index, documents, explainer(), ids=names, metadata=lambda row: {"row": row})
+        found = [(hit.id, hit.text, hit.metadata, hit.score) for hit in retriever.search(QUERY, 4)]
+        expected = expected or found
+        assert found == expected
+        assert found[0][0] == f"doc-{found[0][2]['row']}"
+
+
+def test_a_document_that_is_not_there_is_a_hit_without_text() -> None:
+    def broken(row: int) -> str:
+        raise ConnectionError("no database")
+
+    index, _ = build("flat-ip")
+    for documents in ({}, [], broken):
+        hits = FaissRetriever(index, documents, explainer()).search(QUERY, 3, explain="eager")
+        assert [(hit.text, hit.status, hit.reason) for hit in hits] == [
+            (None, "skipped", "the document has no text")
+        ] * 3
+
+
+def test_explain_modes() -> None:
+    retriever = FaissRetriever.from_texts(TEXTS, explainer())
+    assert [hit.status for hit in retriever.search(QUERY, 3)] == ["pending"] * 3
+    assert [hit.status for hit in retriever.search(QUERY, 3, explain=2)] == ["pending", "pending", "skipped"]
+    assert [hit.status for hit in retriever.search(QUERY, 3, explain=False)] == ["skipped"] * 3
+    assert [hit.status for hit in retriever.search(QUERY, 3, explain="eager")] == ["ready"] * 3
+
+
+def test_batch_search_is_search_for_each() -> None:
+    retriever = FaissRetriever.from_texts(TEXTS, explainer())
+    queries = [QUERY, "paris", "the sun"]
+    batch = retriever.batch_search(queries, 4)
+    for query, hits in zip(queries, batch, strict=True):
+        alone = retriever.search(query, 4)
+        assert [hit.id for hit in hits] == [hit.id for hit in alone]
+        np.testing.assert_allclose([hit.score for hit in hits], [hit.score for hit in alone], atol=1e-5)
+    assert retriever.batch_search([], 3) == []
+
+
+def test_bad_arguments_are_refused_with_advice() -> None:
+    retriever = FaissRetriever.from_texts(TEXTS, explainer())
+    with pytest.raises(InvalidInput, match="at least 1"):
+        retriever.search(QUERY, 0)
+    with pytest.raises(InvalidInput, match="use search"):
+        retriever.batch_search(QUERY)
+    with pytest.raises(InvalidInput, match="at least one text"):
+        FaissRetriever.from_texts([], explainer())
+    with pytest.raises(InvalidInput, match="ids must have one entry per text: 1 for 100"):
+        FaissRetriever.from_texts(TEXTS, explainer(), ids=["a"])
+    with pytest.raises(InvalidInput, match="FAISS index"):
+        FaissRetriever(faiss.IndexBinaryFlat(8), TEXTS, explainer())
+    with pytest.raises(InvalidInput, match=r"8 dimensions and .* gives 16"):
+        FaissRetriever(faiss.IndexFlatIP(8), TEXTS, explainer()).search(QUERY)
+
+
+@pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
+def test_unnormalised_vectors_are_surrogates_unless_the_model_compares_by_dot(metric: int) -> None:
+    for similarity in ("cosine", "dot"):
+        mine = explainer(normalize=False, similarity=similarity)
+        index = faiss.IndexFlat(width(), metric)
+        index.add(mine.encoder.embed(TEXTS, "document"))
+        hit = FaissRetriever(index, TEXTS, mine).search(QUERY, 1)[0]
+        assert hit.explanation is not None
+        if metric == faiss.METRIC_INNER_PRODUCT and similarity == "dot":
+            assert hit.explanation.surrogate is None
+            assert hit.gap == pytest.approx(0.0, abs=1e-3)
+        else:
+            assert "not normalised" in (hit.explanation.surrogate or "")
+
+
+def test_vectors_that_the_user_normalised() -> None:
+    mine = explainer(normalize=False)
+    index = faiss.IndexFlatIP(width())
+    raw = mine.encoder.embed(TEXTS, "document")
+    index.add(raw / np.linalg.norm(raw, axis=1, keepdims=True))
+    hit = FaissRetriever(index, TEXTS, mine, normalize=True).search(QUERY, 1)[0]
+    assert hit.explanation is not None
+    assert hit.explanation.surrogate is None
+    assert (hit.metric, hit.gap) == ("cosine", pytest.approx(0.0, abs=1e-5))
+
+
+def test_an_index_of_another_model_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    index = faiss.IndexFlatIP(width())
+    other = np.random.default_rng(0).normal(size=vectors().shape).astype(np.float32)
+    index.add(other / np.linalg.norm(other, axis=1, keepdims=True))
+    hit = FaissRetriever(index, TEXTS, explainer()).search(QUERY, 1)[0]
+    assert hit.explanation is not None
+    assert "another model" in (hit.explanation.surrogate or "")
+    assert "another model" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["flat-ip", "idmap-ip", "hnsw-l2"])
+def test_saved_and_loaded_it_finds_the_same_and_holds_no_pickle(name: str, tmp_path: Path) -> None:
+    index, ids = build(name)
+    documents: dict[int, Any] = dict(zip(ids, TEXTS, strict=True))
+    documents[ids[3]] = Embedded(f"topic: animals\n\n{TEXTS[3]}", 16)
+    metadata = {row: {"row": row, "tag": "größe"} for row in ids}
+    retriever = FaissRetriever(index, documents, explainer(), metadata=metadata)
+    retriever.save(tmp_path / "index")
+    loaded = FaissRetriever.load(tmp_path / "index", explainer())
+    assert len(loaded) == len(retriever) == len(TEXTS)
+    for one, other in zip(retriever.search(QUERY, 100), loaded.search(QUERY, 100), strict=True):
+        assert (one.id, one.text, one.score, one.metadata) == (other.id, other.text, other.score, other.metadata)
+    assert sorted(path.name for path in (tmp_path / "index").iterdir()) == [
+        "documents.jsonl",
+        "index.faiss",
+        "manifest.json",
+    ]
+    assert loaded._documents[ids[3]] == documents[ids[3]]  # type: ignore[index]
+
+
+def test_a_damaged_or_foreign_index_is_refused(tmp_path: Path) -> None:
+    FaissRetriever.from_texts(TEXTS, explainer()).save(tmp_path)
+    with pytest.raises(InvalidInput, match="weights or settings differ"):
+        FaissRetriever.load(tmp_path, explainer(normalize=False))
+    with pytest.raises(InvalidInput, match="there is no index"):
+        FaissRetriever.load(tmp_path / "nowhere", explainer())
+    lines = (tmp_path / "documents.jsonl").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "documents.jsonl").write_text("\n".join(lines[:-1]), encoding="utf-8")
+    with pytest.raises(FormatError, match="99 of 100 documents"):
+        FaissRetriever.load(tmp_path, explainer())
+    (tmp_path / "index.faiss").write_bytes(b"not an index")
+    with pytest.raises(FormatError, match="damaged"):
+        FaissRetriever.load(tmp_path, explainer())
+    (tmp_path / "manifest.json").write_text('{"format": "other"}')
+    with pytest.raises(FormatError, match="build the index again"):
+        FaissRetriever.load(tmp_path, explainer())
+
+
+def test_a_function_cannot_be_saved(tmp_path: Path) -> None:
+    index, _ = build("flat-ip")
+    with pytest.raises(InvalidInput, match="cannot be listed"):
+        FaissRetriever(index, lambda row: TEXTS[row], explainer()).save(tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
+def test_precomputed_documents_are_explained_by_one_product_and_can_be_forgotten() -> None:
+    with Explainer(tiny(after=lambda: [Normalize()], dtype=torch.float32)) as mine:
+        names = [f"doc-{i}" for i in range(len(TEXTS))]
+        retriever = FaissRetriever.from_texts(TEXTS, mine, ids=names)
+        assert retriever.precompute(progress=False) == len(TEXTS)
+        hits = retriever.search(QUERY, 3, explain="eager")
+        assert [hit.explanation.provenance["path"] for hit in hits if hit.explanation] == ["memory"] * 3
+        mine.store.forget([hits[0].id])
+        again = retriever.search(QUERY, 3, explain="eager")
+        assert again[0].explanation is not None
+        assert again[0].explanation.provenance["path"] != "memory"

@@ -1,0 +1,39 @@
+"""The doctor says what is true of a model, and its exit code agrees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sentence_transformers.base.modules import Dense
+from torch import nn
+
+from rag_explain.cli import main
+from rag_explain.doctor import examine
+from tests.support.models import ARCHITECTURES, folder, tiny
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_every_architecture_is_found_healthy(architecture):
+    findings = {finding.subject: finding for finding in examine(tiny(architecture, dtype=torch.float32))}
+    assert all(finding.ok for finding in findings.values()), findings
+    assert ARCHITECTURES[architecture].model in findings["architecture"].seen
+    assert "3 blocks" in findings["architecture"].seen
+    for check in ("embedding as encoded", "rows + rest = embedding", "push = pull", "derivative = autograd"):
+        assert check in findings
+
+
+def test_what_is_not_supported_is_said():
+    model = tiny("bert", after=lambda: [Dense(16, 8, activation_function=nn.Sigmoid())])
+    assert [finding.seen for finding in examine(model) if not finding.ok] == [
+        "this encoder cannot be explained exactly: the activation sigmoid(x) is 0.5 at zero, so it is no multiple of "
+        "its input"
+    ]
+
+
+def test_the_command(capsys):
+    assert main(["doctor", str(folder("distilbert"))]) == 0
+    out = capsys.readouterr().out
+    assert "DistilBertModel" in out
+    assert "rest's share" in out
+    assert main(["doctor", "nowhere/nothing"]) == 2
+    assert "could not be loaded" in capsys.readouterr().err

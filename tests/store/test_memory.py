@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from rag_explain.store.memory import Memory, SingleFlight
+from tests.support.synthetic import make_factors, make_key
+
+SIZE = Memory().put(b"k", make_factors()).nbytes
+
+
+def fill(memory: Memory, seeds: range, device: str = "cpu") -> None:
+    for seed in seeds:
+        memory.put(make_key(seed), make_factors(seed), device=device)
+
+
+def test_a_resident_holds_rows_and_rest_as_one_block() -> None:
+    factors = make_factors(truncated=True, error=1e-5, references={"a": 1})
+    resident = Memory().put(b"k", factors)
+    np.testing.assert_array_equal(resident.block.numpy(), np.vstack([factors.rows, factors.rest]))
+    np.testing.assert_array_equal(resident.embedding, factors.embedding)
+    assert (resident.tokens, resident.norm, resident.truncated) == (factors.tokens, factors.norm, True)
+    assert (resident.error, dict(resident.references)) == (1e-5, {"a": 1})
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    memory = Memory(3 * SIZE)
+    fill(memory, range(3))
+    memory.get([make_key(0)])
+    fill(memory, range(3, 4))
+    assert memory.has(map(make_key, range(4))) == {make_key(0), make_key(2), make_key(3)}
+    assert memory.info()["cpu"] == {"documents": 3, "bytes": 3 * SIZE, "budget": 3 * SIZE}
+
+
+def test_what_is_larger_than_the_budget_is_served_but_not_kept() -> None:
+    memory = Memory(SIZE - 1)
+    assert memory.put(b"k", make_factors()).nbytes == SIZE
+    assert memory.get([b"k"]) == {}
+
+
+def test_putting_a_key_again_does_not_count_it_twice() -> None:
+    memory = Memory()
+    for _ in range(5):
+        memory.put(b"k", make_factors())
+    assert memory.info()["cpu"]["bytes"] == SIZE
+
+
+def test_each_device_has_its_own_budget() -> None:
+    memory = Memory({"cpu": 2 * SIZE, "meta": SIZE, "cuda": 7})
+    fill(memory, range(5), "meta")
+    fill(memory, range(5, 10), "cpu")
+    info = memory.info()
+    assert (info["meta"]["documents"], info["cpu"]["documents"]) == (1, 2)
+    assert memory.budget("cuda:1") == 7
+    assert memory.get([make_key(4)], "meta")[make_key(4)].block.device.type == "meta"
+
+
+class SmallDevice:
+    """Stands for a device with room for `room` blocks, wherever they really are."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.held: list[weakref.ref[torch.Tensor]] = []
+
+    def place(self, block: torch.Tensor, device: str) -> torch.Tensor:
+        self.held = [ref for ref in self.held if ref() is not None]
+        if len(self.held) >= self.room:
+            raise torch.OutOfMemoryError("no room")
+        moved = block.clone()
+        self.held.append(weakref.ref(moved))
+        return moved
+
+
+def test_a_device_without_memory_evicts_and_tries_again() -> None:
+    memory = Memory(100 * SIZE, place=SmallDevice(4).place)
+    fill(memory, range(10), "cuda")
+    info = memory.info()
+    assert info["cuda"]["documents"] >= 2
+    assert "cpu" not in info
+    assert make_key(9) in memory.get([make_key(9)], "cuda")
+
+
+def test_a_device_that_stays_without_memory_leaves_it_to_the_cpu() -> None:
+    memory = Memory(100 * SIZE, place=SmallDevice(0).place)
+    fill(memory, range(3), "cuda")
+    assert memory.info()["cpu"]["documents"] == 3
+    assert memory.get([make_key(1)], "cuda")[make_key(1)].block.device.type == "cpu"
+
+
+def test_forgetting_a_document_drops_all_it_owns() -> None:
+    memory = Memory()
+    memory.put(b"1", make_factors(1), owners=[b"a"])
+    memory.put(b"2", make_factors(2), owners=[b"a", b"b"])
+    memory.put(b"3", make_factors(3))
+    memory.link(b"3", [b"c"])
+    memory.link(b"absent", [b"c"])
+    assert memory.forget([b"b"]) == {b"2"}
+    assert memory.forget([b"a", b"c", b"unknown"]) == {b"1", b"3"}
+    assert memory.info()["cpu"] == {"documents": 0, "bytes": 0, "budget": 2**29}
+
+
+def test_what_was_evicted_leaves_no_owner_behind() -> None:
+    memory = Memory(SIZE)
+    for seed in range(4):
+        memory.put(make_key(seed), make_factors(seed), owners=[bytes([seed])])
+    assert memory.forget([b"\0", b"\1", b"\2"]) == set()
+    assert len(memory._owners) == len(memory._keys) == 1
+
+
+def test_many_threads_keep_the_books() -> None:
+    memory = Memory(5 * SIZE)
+
+    def work(base: int) -> None:
+        for step in range(200):
+            seed = (base + step) % 17
+            memory.put(make_key(seed), make_factors(seed), owners=[bytes([seed])])
+            memory.get([make_key(seed)])
+            memory.forget([bytes([(seed + 3) % 17])])
+
+    threads = [threading.Thread(target=work, args=(base,)) for base in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    info = memory.info()["cpu"]
+    assert info["bytes"] == info["documents"] * SIZE <= 5 * SIZE
+
+
+def test_one_computation_per_key_however_many_threads_ask() -> None:
+    flights = SingleFlight()
+    computed: list[bytes] = []
+    started = threading.Barrier(16)
+    results: list[dict[bytes, int]] = []
+
+    def compute(keys: list[bytes]) -> dict[bytes, int]:
+        computed.extend(keys)
+        time.sleep(0.05)
+        return {key: key[0] for key in keys}
+
+    def ask(offset: int) -> None:
+        started.wait()
+        results.append(flights.run([bytes([(offset + i) % 4]) for i in range(3)], compute))
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(computed) <= 8  # 16 threads asked for 48; a late thread may come after a flight has landed
+    assert all(result[key] == key[0] for result in results for key in result)
+    assert all(len(result) == 3 for result in results)
+
+
+def test_an_error_is_raised_to_its_own_thread_and_the_others_compute_for_themselves() -> None:
+    flights = SingleFlight()
+    entered = threading.Event()
+    release = threading.Event()
+
+    def failing(keys: list[bytes]) -> dict[bytes, int]:
+        entered.set()
+        release.wait()
+        raise RuntimeError("mine")
+
+    def first() -> None:
+        with pytest.raises(RuntimeError, match="mine"):
+            flights.run([b"k"], failing)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    entered.wait()
+    second: list[dict[bytes, int]] = []
+    waiter = threading.Thread(target=lambda: second.append(flights.run([b"k"], lambda keys: {b"k": 5})))
+    waiter.start()
+    release.set()
+    thread.join()
+    waiter.join()
+    assert second == [{b"k": 5}]
+    assert flights.run([b"k"], lambda keys: {b"k": 6}) == {b"k": 6}

@@ -1,0 +1,1 @@
+"""What tests share: tiny models, oracles written from the equations, hand-made explanations and factors."""

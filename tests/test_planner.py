@@ -1,0 +1,201 @@
+"""Which path serves a document, and that all paths say the same."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rag_explain import Explainer
+from rag_explain.errors import InvalidInput, StoreError
+from rag_explain.store import Store
+from rag_explain.types import Embedded
+from tests.support.models import CORPUS, tiny
+
+QUERY = "the cat looked at paris"
+LONG = " ".join(CORPUS)
+
+
+def paths(explanations) -> list[str]:
+    return [explanation.provenance["path"] for explanation in explanations]
+
+
+@pytest.mark.parametrize("method", ["bilrp", "hxp"])
+def test_every_path_gives_the_same_explanation(method: str, tmp_path: Path) -> None:
+    with Explainer(tiny("bert"), method, store=Store(tmp_path, precision="fp32")) as explainer:
+        cold = explainer.explain_many(QUERY, [LONG, *CORPUS])
+        assert paths(cold)[0] == "cold"
+        explainer.precompute([LONG, *CORPUS], progress=False)
+        warm = explainer.explain_many(QUERY, [LONG, *CORPUS])
+        assert set(paths(warm)) == {"memory"}
+        explainer.store.close()
+    with Explainer(tiny("bert"), method, store=Store(tmp_path, precision="fp32")) as explainer:
+        disk = explainer.explain_many(QUERY, [LONG, *CORPUS])
+        assert set(paths(disk)) == {"disk"}
+        explainer.store.close()
+    for one, two, three in zip(cold, warm, disk, strict=True):
+        np.testing.assert_allclose(one.matrix, two.matrix, atol=2e-5)
+        # The same rounded rows; a product may add them up in another order.
+        np.testing.assert_allclose(two.matrix, three.matrix, atol=1e-6)
+        assert one.document_tokens == two.document_tokens == three.document_tokens
+        assert one.score == pytest.approx(two.score, abs=1e-5)
+        assert abs(two.gap) < 1e-4
+        assert (one.document, one.truncated, one.fingerprint) == (three.document, three.truncated, three.fingerprint)
+        assert two.provenance["seconds"] > 0
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_rounded_factors_still_add_up_nearly(precision: str, tmp_path: Path) -> None:
+    with Store(tmp_path, precision=precision) as store, Explainer(tiny("bert"), store=store) as explainer:
+        exact = Explainer(tiny("bert")).explain(QUERY, LONG)
+        explainer.precompute([LONG], progress=False)
+        rounded = explainer.explain(QUERY, LONG)
+        error = np.linalg.norm(rounded.matrix - exact.matrix) / np.linalg.norm(exact.matrix)
+        assert error < {"fp16": 5e-4, "int8": 1e-2}[precision]
+        assert rounded.score == pytest.approx(exact.score, abs=1e-6)
+
+
+def test_documents_that_are_looked_at_again_are_built_and_kept() -> None:
+    with Explainer(tiny("bert")) as explainer:
+        seen = [paths(explainer.explain_many(f"{QUERY} {look}", [LONG]))[0] for look in range(60)]
+    assert seen[0] == "cold"
+    assert seen[-1] == "memory"
+    assert seen.count("built") == 1
+    assert seen == sorted(seen, key=["cold", "built", "memory"].index)
+
+
+def test_a_long_query_builds_at_once() -> None:
+    with Explainer(tiny("bert")) as explainer:
+        assert paths(explainer.explain_many(LONG, ["a cat"])) == ["built"]
+
+
+def test_one_call_may_take_every_path(tmp_path: Path) -> None:
+    with Explainer(tiny("bert"), store=tmp_path) as explainer:
+        explainer.precompute([CORPUS[0], CORPUS[1]], progress=False)
+    with Explainer(tiny("bert"), store=tmp_path) as explainer:
+        explainer.explain_many(QUERY, [CORPUS[1]])
+        documents = [CORPUS[0], LONG, CORPUS[1], "moon", LONG, CORPUS[0]]
+        explanations = explainer.explain_many(QUERY, documents)
+        assert paths(explanations) == ["disk", "cold", "memory", "built", "cold", "disk"]
+        assert [explanation.document for explanation in explanations] == documents
+
+
+def test_a_store_made_with_other_weights_is_a_miss(tmp_path: Path) -> None:
+    with Explainer(tiny("bert"), store=tmp_path) as explainer:
+        explainer.precompute(CORPUS, progress=False)
+    other = tiny("bert")
+    with torch.no_grad():
+        next(other.parameters()).mul_(1.01)
+    with Explainer(other, store=tmp_path) as explainer:
+        assert {"disk", "memory"}.isdisjoint(paths(explainer.explain_many(QUERY, CORPUS)))
+    with Explainer(tiny("bert"), "hxp", store=tmp_path) as explainer:
+        assert {"disk", "memory"}.isdisjoint(paths(explainer.explain_many(QUERY, CORPUS)))
+    with Explainer(tiny("bert"), layer=1, store=tmp_path) as explainer:
+        assert {"disk", "memory"}.isdisjoint(paths(explainer.explain_many(QUERY, CORPUS)))
+    with Explainer(tiny("bert"), store=Store(tmp_path, precision="int8")) as explainer:
+        assert {"disk", "memory"}.isdisjoint(paths(explainer.explain_many(QUERY, CORPUS)))
+        explainer.store.close()
+
+
+def test_the_same_string_with_another_text_in_it_is_another_document(tmp_path: Path) -> None:
+    with Explainer(tiny("bert"), store=tmp_path) as explainer:
+        string = "title: moon " + CORPUS[0]
+        passages = [string, Embedded(string, 12), Embedded(string, 12, 20)]
+        explainer.precompute(passages, progress=False)
+        for passage, explanation in zip(passages, explainer.explain_many(QUERY, passages), strict=True):
+            assert explanation.provenance["path"] == "memory"
+            text = passage if isinstance(passage, str) else passage.text
+            assert explanation.document == text
+            assert all(token.text == text[token.start : token.end] for token in explanation.document_tokens)
+
+
+def test_precompute_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"{sentence} {number}" for number in range(8) for sentence in CORPUS]
+    monkeypatch.setattr("rag_explain.documents._WINDOW", 10)
+
+    def interrupted():
+        for number, text in enumerate(texts):
+            if number == 25:
+                raise KeyboardInterrupt
+            yield text
+
+    with Explainer(tiny("bert"), store=tmp_path) as explainer, pytest.raises(KeyboardInterrupt):
+        explainer.precompute(interrupted(), progress=False)
+    with Explainer(tiny("bert"), store=tmp_path) as explainer:
+        assert explainer.precompute(texts, progress=False) == 20
+        assert explainer.precompute(texts, progress=False) == 0
+
+
+def test_precompute_does_not_work_for_nothing(tmp_path: Path) -> None:
+    for store in (Store(memory=100), Store(tmp_path, max_bytes=100)):
+        with store, Explainer(tiny("bert"), store=store) as explainer, pytest.raises(StoreError, match="nothing"):
+            explainer.precompute(CORPUS, progress=False)
+
+
+def test_precompute_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Explainer(tiny("bert"), store=tmp_path) as explainer:
+        assert explainer.precompute([*CORPUS, CORPUS[0]]) == 5
+    captured = capsys.readouterr()
+    assert "6/6" in captured.err
+    assert captured.out == ""
+
+
+def test_documents_are_erased_by_id(tmp_path: Path) -> None:
+    with Explainer(tiny("bert"), store=tmp_path) as explainer:
+        explainer.precompute(CORPUS[:2], progress=False, ids=["a", "b"])
+        explainer.explain_many(LONG, ["moon", CORPUS[1]], ids=["c", "second name"])
+        assert explainer.store.forget(["a", "c", "second name"]) == 3
+        assert explainer.store.info()["disk"]["rows"] == 0
+    assert b"moon" not in (tmp_path / "factors.sqlite").read_bytes()
+
+
+def test_ids_are_added_to_documents_that_are_kept_already(tmp_path: Path) -> None:
+    with Explainer(tiny("bert"), store=tmp_path) as explainer:
+        explainer.precompute([CORPUS[0]], progress=False)
+        assert explainer.precompute([CORPUS[0]], progress=False, ids=["late"]) == 0
+        assert explainer.store.forget(["late"]) == 1
+
+
+def test_wrong_ids_are_refused() -> None:
+    with Explainer(tiny("bert")) as explainer:
+        with pytest.raises(InvalidInput, match="one id"):
+            explainer.explain_many(QUERY, CORPUS, ids=["a"])
+        with pytest.raises(InvalidInput, match="one id"):
+            explainer.explain_many(QUERY, ["x", "y"], ids="ab")
+        with pytest.raises(ValueError):
+            explainer.precompute(CORPUS, progress=False, ids=["a"])
+        with pytest.raises(InvalidInput, match="list"):
+            explainer.precompute("one text")
+        assert explainer.explain_many(QUERY, []) == []
+
+
+def test_threads_build_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Explainer(tiny("bert")) as explainer:
+        built: list[str] = []
+        factor = explainer.method.factor
+
+        def counted(batch):
+            if batch.role == "document":
+                built.extend(passage.text for passage in batch.texts)
+            return factor(batch)
+
+        monkeypatch.setattr(explainer.method, "factor", counted)
+        texts = ["moon", "cat", "dog"]
+        threads = [threading.Thread(target=explainer.explain_many, args=(LONG, texts)) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(built) == sorted(texts)
+
+
+def test_a_store_that_was_given_open_stays_open(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        with Explainer(tiny("bert"), store=store) as explainer:
+            explainer.precompute(CORPUS[:1], progress=False)
+        assert store.info()["disk"]["rows"] == 1
+        with Explainer(tiny("bert"), store=store) as explainer:
+            assert paths(explainer.explain_many(QUERY, CORPUS[:1])) == ["memory"]
