@@ -13,9 +13,9 @@ import transformers
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rag_explain.encoder import Encoder
+from rag_explain.encoder.model import Encoder
 from rag_explain.linear import LRP
-from rag_explain.methods.bilrp import freeze
+from rag_explain.methods.frozen import freeze
 from tests.support.models import ARCHITECTURES, TEXTS, tiny
 from tests.support.references import lrp_rows
 
@@ -44,8 +44,8 @@ def measure(name: str) -> str:
         model = tiny(name, pooling)
         encoder = Encoder(model)
         for text in TEXTS:
-            batch = encoder.tokenize([text], "document")
-            frozen = freeze(encoder, batch, 0, LRP)
+            batch = encoder.read([text], "document")
+            frozen = freeze(encoder, batch, 0, LRP)[0]
             rows, rest = frozen.push_rows()
             with torch.enable_grad():
                 oracle = lrp_rows(model, batch.features, 0, gated=architecture.gated)

@@ -31,9 +31,10 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from rag_explain import Explainer, models
-from rag_explain.encoder import Batch, Encoder
+from rag_explain.encoder.batch import Batch
+from rag_explain.encoder.model import Encoder
 from rag_explain.linear import LRP
-from rag_explain.methods.bilrp import freeze
+from rag_explain.methods.frozen import freeze
 from rag_explain.store import Store
 from tests.support.references import rows_by_dimension, ruled_copy
 
@@ -61,7 +62,7 @@ class Case:
     def batch(self, text: str, tokens: int, role: str = "document") -> Batch:
         """The text, repeated or cut until it has this many tokens."""
         self.encoder._twin.max_seq_length = tokens
-        return self.encoder.tokenize([" ".join([text] * (1 + tokens // 20))], role)
+        return self.encoder.read([" ".join([text] * (1 + tokens // 20))], role)
 
 
 def seconds(run: Callable[[], object], repeats: int = 5) -> float:
@@ -149,13 +150,13 @@ class Peak:
 def compare_factors(case: Case, text: str, tokens: int, role: str) -> dict[str, Any]:
     """Factors of one text: ours, recording included, against one backward pass per dimension."""
     batch = case.batch(text, tokens, role)
-    frozen = freeze(case.encoder, batch, 0, LRP)
+    frozen = freeze(case.encoder, batch, 0, LRP)[0]
     slow, oracle = papers_way(case, batch)
     rows, _ = frozen.rows()
     count, width = len(batch.tokens[0]), case.model.get_embedding_dimension()
     operations, product = large_product(width)
     taken = interleaved(
-        case.repeats, fast=lambda: freeze(case.encoder, batch, 0, LRP).rows(), push=frozen.rows, product=product
+        case.repeats, fast=lambda: freeze(case.encoder, batch, 0, LRP)[0].rows(), push=frozen.rows, product=product
     )
     fast, peak = taken["fast"], operations / taken["product"]
     return {
@@ -165,7 +166,7 @@ def compare_factors(case: Case, text: str, tokens: int, role: str) -> dict[str, 
         "ratio": slow / fast,
         "difference": float((rows[..., : case.measured] - oracle).norm() / oracle.norm()),
         "dimensions_measured": case.measured,
-        "share_of_matmul_peak": push_operations(count, width, case.encoder.blocks) / taken["push"] / peak,
+        "share_of_matmul_peak": push_operations(count, width, case.encoder.n_blocks) / taken["push"] / peak,
         "matmul_peak_gflops": peak / 1e9,
     }
 
@@ -177,7 +178,7 @@ def compare_cold_pair(case: Case, query: dict[str, Any], document: dict[str, Any
     explainer = Explainer(case.model)
 
     def pair() -> None:
-        (half,) = explainer.method.factor(asked)
+        (half,) = explainer.method.factor(asked, "token")
         explainer.method.cold(half, found)
 
     fast = seconds(pair, case.repeats)
@@ -200,7 +201,7 @@ def compare_warm_pair(case: Case) -> dict[str, Any]:
         known=lambda: explainer.explain(QUERY, DOCUMENT),
     )
     return {
-        "tokens": len(explainer.encoder.tokenize([QUERY], "query").tokens[0]),
+        "tokens": len(explainer.scorer.encoder.read([QUERY], "query").tokens[0]),
         "encode_seconds": taken["encode"],
         "new_query_encodes": taken["new"] / taken["encode"],
         "known_query_encodes": taken["known"] / taken["encode"],
@@ -219,8 +220,8 @@ def compare_untouched(case: Case) -> dict[str, Any]:
 def compare_precision(case: Case, tokens: int) -> dict[str, Any]:
     """bfloat16 tangents against float32."""
     batch = case.batch(DOCUMENT, tokens)
-    exact = freeze(case.encoder, batch, 0, LRP)
-    rough = freeze(case.encoder, batch, 0, LRP).cast(torch.bfloat16)
+    exact = freeze(case.encoder, batch, 0, LRP)[0]
+    rough = freeze(case.encoder, batch, 0, LRP).cast(torch.bfloat16)[0]
     rows = exact.rows()[0]
     error = float((rough.rows()[0].float() - rows).norm() / rows.norm())
     taken = interleaved(5, exact=exact.rows, rough=rough.rows)
@@ -233,8 +234,8 @@ def compare_batches(case: Case) -> dict[str, Any]:
     texts = [" ".join(words[: 6 + 7 * (i % 12)]) for i in range(48)]
     case.encoder._twin.max_seq_length = 128
     explainer = Explainer(case.model)
-    batch = case.encoder.tokenize(texts, "document")
-    (half,) = explainer.method.factor(case.encoder.tokenize([QUERY], "query"))
+    batch = case.encoder.read(texts, "document")
+    (half,) = explainer.method.factor(case.encoder.read([QUERY], "query"))
     cold = explainer.method.cold
     taken = interleaved(
         3,
@@ -256,7 +257,7 @@ def growth(case: Case, sizes: Sequence[int]) -> list[dict[str, Any]]:
     width = case.model.get_embedding_dimension()
     for size in sizes:
         batch = case.batch(DOCUMENT, size)
-        frozen = freeze(case.encoder, batch, 0, LRP)
+        frozen = freeze(case.encoder, batch, 0, LRP)[0]
         count = len(batch.tokens[0])
         repeats = 3 if size <= 64 else 1
         with Peak() as pushed:
@@ -284,7 +285,7 @@ def growth_of_model(widths: Sequence[int], depths: Sequence[int], tokens: int = 
     points = []
     for width, depth in [*((width, 6) for width in widths), *((384, depth) for depth in depths)]:
         case = random_bert(width, depth)
-        frozen = freeze(case.encoder, case.batch(DOCUMENT, tokens), 0, LRP)
+        frozen = freeze(case.encoder, case.batch(DOCUMENT, tokens), 0, LRP)[0]
         with Peak() as memory:
             push = seconds(frozen.rows, 3)
         points.append({"width": width, "depth": depth, "push_seconds": push, "push_mb": round(memory.most, 1)})

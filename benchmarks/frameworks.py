@@ -29,7 +29,7 @@ from llama_index.retrievers.rag_explain import ExplainingRetriever as LlamaIndex
 from sentence_transformers import SentenceTransformer
 
 from rag_explain.cli.demo import corpus
-from rag_explain.models import DEFAULT_MODEL, load
+from rag_explain.encoder.loading import DEFAULT_MODEL, load
 
 QUERY = "How do bees find their way home?"
 TOP = 5

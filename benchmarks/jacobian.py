@@ -29,8 +29,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from rag_explain import Explainer, Explanation
-from rag_explain.models import load
-from rag_explain.reference import reference_features
+from rag_explain.encoder.loading import load
+from rag_explain.encoder.reference import reference_features
 
 QUERY, DOCUMENT = "a dog runs in the park today", "the small dog is running over green grass outside"
 NODES = 100
@@ -47,14 +47,16 @@ def main() -> None:
     torch.set_num_threads(1)
     model, name = load(options.model, "cpu")
     assert isinstance(model, SentenceTransformer)
-    blocks = Explainer(model, "ij").encoder.blocks
+    blocks = Explainer(model, "ij").encoder.n_blocks
     rows = []
     for layer in (blocks - 1, 0):
         explainer = Explainer(model, "ij", layer=layer)
         explanation = explainer.explain(QUERY, DOCUMENT)
         ours, walls = [], []
         for _ in range(options.runs):
-            explainer = Explainer(explainer.encoder, "ij", layer=layer)  # knows neither the query nor the document
+            explainer = Explainer(
+                explainer.scorer.encoder, "ij", layer=layer
+            )  # knows neither the query nor the document
             wall, start = time.perf_counter(), time.process_time()
             explanation = explainer.explain(QUERY, DOCUMENT)
             ours.append(time.process_time() - start)

@@ -19,7 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from rag_explain.log import ExplanationLog, find, summaries
-from rag_explain.types import Explanation, Hit, Lazy, Token
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit
+from rag_explain.texts.tokens import Token
 
 _DOCUMENT_WORDS = 150
 
@@ -44,7 +47,7 @@ def make_hits(query: str, seed: int) -> list[Hit]:
             fingerprint="0" * 32,
         )
         found.append(
-            Hit(id=f"doc-{rank}", text=text, rank=rank, score=0.5, metric="cosine", handle=Lazy.ready(explanation))
+            Hit(id=f"doc-{rank}", text=text, rank=rank, score=0.5, metric="cosine", handle=Deferred.ready(explanation))
         )
     return found
 

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from rag_explain import Explainer
+from rag_explain.encoder.loading import DEFAULT_MODEL, packaged_path
 from rag_explain.faiss import FaissRetriever
-from rag_explain.models import DEFAULT_MODEL, packaged_path
 from rag_explain.store import Store
 
 TOP = 10
@@ -163,10 +163,10 @@ def main() -> None:
 
 def embed(explainer: Explainer, texts: Sequence[str], keep: Path | None) -> NDArray[np.float32]:
     """The corpus as vectors, from the last run where they were kept."""
-    path = None if keep is None else keep / f"{explainer.encoder.fingerprint}-{len(texts)}.npy"
+    path = None if keep is None else keep / f"{explainer.scorer.encoder.fingerprint}-{len(texts)}.npy"
     if path is not None and path.exists():
         return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
-    vectors = explainer.encoder.embed(texts, "document")
+    vectors = explainer.scorer.encoder.embed(texts, "document")
     if path is not None:
         np.save(path, vectors)
     return vectors
@@ -188,7 +188,7 @@ def rank(collection: Collection, plain: Callable[[str], list[str]], retriever: F
 def choose(collection: Collection, explainer: Explainer, count: int) -> dict[tuple[int, int], list[str]]:
     """The first `count` queries of each length, special tokens included."""
     lengths = {
-        query: len(explainer.encoder.tokenize([query], "query").tokens[0]) for query in collection.queries.values()
+        query: len(explainer.scorer.encoder.read([query], "query").tokens[0]) for query in collection.queries.values()
     }
     return {
         (low, high): [query for query, length in lengths.items() if low <= length <= high][:count]
@@ -227,16 +227,16 @@ def measure(
 
 def cold(retriever: FaissRetriever, query: str) -> float:
     """The same search with an empty store and an unknown query."""
-    warm, retriever.explainer._documents = retriever.explainer._documents, _empty(retriever.explainer)
+    warm, retriever.explainer._planner = retriever.explainer._planner, _empty(retriever.explainer)
     retriever.explainer.close()
     try:
         return Watch.time(lambda: retriever.search(query, TOP, explain="eager"))[0]
     finally:
-        retriever.explainer._documents = warm
+        retriever.explainer._planner = warm
 
 
 def _empty(explainer: Explainer) -> Any:
-    return type(explainer._documents)(explainer.encoder, explainer.method, Store())
+    return type(explainer._planner)(explainer.scorer.encoder, explainer.method, Store())
 
 
 if __name__ == "__main__":

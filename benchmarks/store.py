@@ -31,14 +31,13 @@ import numpy as np
 import torch
 
 from rag_explain import Explainer, Explanation, models
-from rag_explain.documents import Documents
-from rag_explain.encoder import as_passages
+from rag_explain.factors import Factors
+from rag_explain.pairing import Placed, multiply
+from rag_explain.planner import DocumentPlanner, SkiRental
 from rag_explain.store import Entry, Store
 from rag_explain.store.codec import decode, encode
-from rag_explain.store.memory import Memory, Resident
-from rag_explain.store.policy import SkiRental
-from rag_explain.store.product import multiply
-from rag_explain.types import Factors
+from rag_explain.store.memory import Memory
+from rag_explain.texts.passage import as_passages
 
 WORDS = 75  # of each document, about 105 tokens
 LOOKS = 60
@@ -112,9 +111,9 @@ def ten_documents(bench: Bench) -> None:
     from tests.support.references import lrp_rows
 
     query, documents = bench.queries[0], bench.documents[:10]
-    encoder, method = bench.explainer.encoder, bench.explainer.method
-    asked = encoder.tokenize([query], "query")
-    own = bench.best(lambda: method.factor(asked))
+    encoder, method = bench.explainer.scorer.encoder, bench.explainer.method
+    asked = encoder.read([query], "query")
+    own = bench.best(lambda: method.factor(asked, "token"))
 
     def from_nothing(explainer: Explainer) -> list[Explanation]:
         explainer._queries.clear()  # the query's factors are part of the cost
@@ -123,22 +122,22 @@ def ten_documents(bench: Bench) -> None:
     warm = bench.best(lambda: from_nothing(bench.explainer))
     with tempfile.TemporaryDirectory() as folder:
         with Store(folder) as store:
-            keys = Documents(encoder, method, store)._keys(as_passages(documents))
+            keys = DocumentPlanner(encoder, method, store)._keys(as_passages(documents))
             store.put([Entry(key, factors) for key, factors in zip(keys, bench.factors, strict=False)])
 
         def opened() -> float:
             with Store(folder) as store:
-                served = Documents(encoder, method, store)
+                served = DocumentPlanner(encoder, method, store)
                 start = bench.clock()
-                (half,) = method.factor(asked)
+                (half,) = method.factor(asked, "token")
                 paths = {item.provenance["path"] for item in served.explain(half, as_passages(documents))}
                 assert paths == {"disk"}
                 return bench.clock() - start
 
         disk = min(opened() for _ in range(5))
-    (half,) = method.factor(asked)
+    (half,) = method.factor(asked, "token")
     cold = min(seconds_of(bench, lambda: cold_path(bench, half, documents)) for _ in range(2))
-    features = encoder.tokenize(documents[:1], "document").features
+    features = encoder.read(documents[:1], "document").features
     model, _ = models.load(bench.model, "cpu")
     with torch.enable_grad():
         papers = seconds_of(bench, lambda: lrp_rows(model, dict(features), 0, gated=False))
@@ -159,7 +158,7 @@ def thousand_documents(bench: Bench) -> None:
     """The product alone, its limit, and the objects beside it. Rows are random: the product does not look at them."""
     draw = np.random.default_rng(0)
     memory = Memory(2**33)
-    residents: list[Resident] = []
+    residents: list[Placed] = []
     for number in range(1000):
         like = bench.factors[number % len(bench.factors)]
         fields = {name: getattr(like, name) for name in like.__dataclass_fields__}
@@ -212,7 +211,7 @@ def zipf_stream(bench: Bench) -> None:
     costs: dict[str, float] = {}
     paths: dict[str, str] = {}
     for name, policy in (("never keep", Never()), ("always build", Always()), ("ski-rental", SkiRental())):
-        served = Documents(bench.explainer.encoder, bench.explainer.method, Store(), policy)
+        served = DocumentPlanner(bench.explainer.scorer.encoder, bench.explainer.method, Store(), policy)
         taken = []
         start = bench.clock()
         for number, look in enumerate(looks):
@@ -252,7 +251,7 @@ def fidelity(bench: Bench) -> None:
 
 
 def cold_path(bench: Bench, half: Factors, documents: list[str]) -> None:
-    served = Documents(bench.explainer.encoder, bench.explainer.method, Store(), Never())
+    served = DocumentPlanner(bench.explainer.scorer.encoder, bench.explainer.method, Store(), Never())
     served.explain(half, as_passages(documents))
 
 
@@ -264,7 +263,7 @@ def make_objects(bench: Bench, half: Factors, passages: tuple, documents: list) 
 
 def kept_factors(explainer: Explainer, documents: list[str]) -> list[Factors]:
     """What precompute kept, in fp32."""
-    keys = explainer._documents._keys(as_passages(documents))
+    keys = explainer._planner._keys(as_passages(documents))
     assert explainer.store._disk is not None
     rows = explainer.store._disk.get(keys)
     return [decode(key, rows[key].data) for key in keys]

@@ -18,7 +18,7 @@ texts = [document["text"] for document in documents]
 
 with Explainer("all-MiniLM-L6-v2") as explainer:
     # Any index will do: this one stands for yours, filled with vectors of the same model.
-    vectors = explainer.encoder.embed(texts, "document")
+    vectors = explainer.scorer.encoder.embed(texts, "document")
     index = faiss.IndexHNSWFlat(vectors.shape[1], 16)
     index.add(vectors)
 

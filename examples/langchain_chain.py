@@ -15,7 +15,7 @@ from langchain_rag_explain import ExplainingRetriever, get_explanation
 from sentence_transformers import SentenceTransformer
 
 from rag_explain.cli.demo import corpus
-from rag_explain.models import packaged_path
+from rag_explain.encoder.loading import packaged_path
 
 QUERY = "How do bees find their way home?"
 

@@ -14,7 +14,7 @@ from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index.retrievers.rag_explain import ExplainingRetriever
 
 from rag_explain.cli.demo import corpus
-from rag_explain.models import packaged_path
+from rag_explain.encoder.loading import packaged_path
 
 QUERY = "How do bees find their way home?"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 from rag_explain import Explainer, Hit, Hits
-from rag_explain.types import Lazy
+from rag_explain.results.deferred import Deferred
 
 QUERY = "How do bees find their way home?"
 DOCUMENTS = {
@@ -33,7 +33,7 @@ def main() -> int:
     with Explainer("all-MiniLM-L6-v2") as explainer:
         explanations = explainer.explain_many(QUERY, list(DOCUMENTS.values()))
     hits = Hits(
-        Hit(id=name, text=text, rank=rank, score=found.score, metric="cosine", handle=Lazy.ready(found))
+        Hit(id=name, text=text, rank=rank, score=found.score, metric="cosine", handle=Deferred.ready(found))
         for rank, ((name, text), found) in enumerate(zip(DOCUMENTS.items(), explanations, strict=True), 1)
     )
     DOCS.mkdir(exist_ok=True)

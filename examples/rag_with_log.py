@@ -16,7 +16,7 @@ from pathlib import Path
 from rag_explain import Explainer, Hit
 from rag_explain.faiss import FaissRetriever
 from rag_explain.log import ExplanationLog, find
-from rag_explain.segments import sentence_spans
+from rag_explain.texts.segments import sentence_spans
 
 DOCUMENTS = {
     "bees-navigation": "Honeybees find their way back to the hive by the position of the sun and by landmarks they "
@@ -55,8 +55,8 @@ class Rag:
     def best_sentence(self, question: str, hits: Sequence[Hit]) -> str:
         """The sentence among the sources that is closest to the question."""
         sentences = [hit.text[start:end] for hit in hits if hit.text for start, end in sentence_spans(hit.text)]
-        (asked,) = self.explainer.encoder.embed([question], "query")
-        scores = self.explainer.encoder.embed(sentences, "document") @ asked
+        (asked,) = self.explainer.scorer.encoder.embed([question], "query")
+        scores = self.explainer.scorer.encoder.embed(sentences, "document") @ asked
         return sentences[int(scores.argmax())]
 
 

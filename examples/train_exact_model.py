@@ -28,7 +28,7 @@ from sentence_transformers.sentence_transformer.losses import CosineSimilarityLo
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from rag_explain import Explainer, ShiftedEncoder
-from rag_explain.models import packaged_path
+from rag_explain.encoder.loading import packaged_path
 
 Pairs = list[tuple[str, str, float]]
 
@@ -91,7 +91,7 @@ def compare(tuned: SentenceTransformer, exact: SentenceTransformer, pairs: Pairs
     """The agreement of exact and approximate attributions, block by block."""
     print(f"exact against approximate attributions on {len(pairs)} dev pairs")
     print("block  Spearman  Pearson  top-10  top-3  error of the exact sum")
-    for layer in range(Explainer(tuned, "ij").encoder.blocks):
+    for layer in range(Explainer(tuned, "ij").encoder.n_blocks):
         approximate, faithful = Explainer(tuned, "ij", layer=layer), Explainer(exact, "ij-exact", layer=layer)
         rows = []
         for query, document, _ in pairs:

@@ -9,26 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_explain.comparison import Comparison
-    from rag_explain.contrast import Contrast
     from rag_explain.explainer import Explainer
+    from rag_explain.factors import Factors
+    from rag_explain.results.comparison import Comparison
+    from rag_explain.results.contrast import Contrast
+    from rag_explain.results.explanation import Explanation, Highlight, Pair
+    from rag_explain.results.hits import Hit, Hits
     from rag_explain.shifted import ShiftedEncoder
-    from rag_explain.types import Explanation, Factors, Highlight, Hit, Hits, Pair, Token
+    from rag_explain.texts.tokens import Token
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Comparison": "rag_explain.comparison",
-    "Contrast": "rag_explain.contrast",
+    "Comparison": "rag_explain.results.comparison",
+    "Contrast": "rag_explain.results.contrast",
     "Explainer": "rag_explain.explainer",
-    "Explanation": "rag_explain.types",
-    "Factors": "rag_explain.types",
-    "Highlight": "rag_explain.types",
-    "Hit": "rag_explain.types",
-    "Hits": "rag_explain.types",
-    "Pair": "rag_explain.types",
+    "Explanation": "rag_explain.results.explanation",
+    "Factors": "rag_explain.factors",
+    "Highlight": "rag_explain.results.explanation",
+    "Hit": "rag_explain.results.hits",
+    "Hits": "rag_explain.results.hits",
+    "Pair": "rag_explain.results.explanation",
     "ShiftedEncoder": "rag_explain.shifted",
-    "Token": "rag_explain.types",
+    "Token": "rag_explain.texts.tokens",
 }
 
 __all__ = [

@@ -16,27 +16,31 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rag_explain import models
-from rag_explain.comparison import Compared, Comparison
-from rag_explain.contrast import Contrast
-from rag_explain.documents import BUCKET_TOKENS, Documents
-from rag_explain.encoder import Encoder, as_passages, quiet_torch
 from rag_explain.errors import InvalidInput, RagExplainError
-from rag_explain.methods import ColdDocument, PairMethod, applicable, make
-from rag_explain.methods.subspace import Slices, split
-from rag_explain.multivector import MultiVector
+from rag_explain.factors import Factors
+from rag_explain.methods import ExplainedPair, Method, make
+from rag_explain.methods.slices import Slices, split
+from rag_explain.planner import BUCKET_TOKENS, DocumentPlanner
+from rag_explain.results.comparison import Compared, Comparison
+from rag_explain.results.contrast import Contrast
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.grouping import summed
+from rag_explain.results.notices import merged
+from rag_explain.scorers import Scorer, resolve
 from rag_explain.store import Store
-from rag_explain.types import Embedded, Explanation, Factors, Role, Token
+from rag_explain.texts.passage import Passage, as_passage, as_passages
+from rag_explain.texts.tokens import Role, Token, Unit
+from rag_explain.texts.units import Index, text_units
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
-# Hits of one query are explained one by one when they are looked at: the query's factors are kept that long.
+# Hits of one query may be explained one by one when they are looked at: what the query needs is kept that long.
 _RECENT_QUERIES = 32
 
 
 class Explainer:
-    """Explains why documents match a query under one encoder and one method.
+    """Explains why documents match a query under one scorer and one method.
 
         explainer = Explainer("all-MiniLM-L6-v2")
         print(explainer.explain("capital of France", "Paris is the capital and largest city of France."))
@@ -45,8 +49,8 @@ class Explainer:
 
     Args:
         model: a name, a folder, or a loaded SentenceTransformer or MultiVectorEncoder, whose weights are then shared;
-            or another explainer's `encoder`.
-        method: a name from docs/methods.md; None: `alignment` for a multi-vector encoder, else `bilrp`.
+            or another explainer's `scorer`.
+        method: a name from docs/methods.md; None: the scorer's first.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
         store: a folder in which documents' factors are kept, or a `Store`; None keeps them in memory only.
@@ -55,217 +59,221 @@ class Explainer:
 
     def __init__(
         self,
-        model: str | Path | SentenceTransformer | MultiVectorEncoder | Encoder,
-        method: str | None = None,
+        model: str | Path | SentenceTransformer | MultiVectorEncoder | Scorer,
+        method: str | type[Method] | None = None,
         *,
         layer: int | None = None,
         device: str | None = None,
         store: str | Path | Store | None = None,
         **options: Any,
     ) -> None:
-        if isinstance(model, Encoder) and device is not None:
-            raise InvalidInput("an Encoder stays on its device: give the model itself to choose another")
-        self.encoder = model if isinstance(model, Encoder) else as_encoder(*models.load(model, device), device)
-        self.method = make(method, self.encoder, layer, options)
-        self._queries: OrderedDict[str, Factors] = OrderedDict()
+        self.scorer = resolve(model, device)
+        self.method = make(method, self.scorer, layer, options)
+        self._queries: OrderedDict[str, Any] = OrderedDict()
         self._queries_lock = threading.Lock()
-        with quiet_torch(self.encoder):
+        with self.scorer.computing():
             self.method.check()
         self._owns_store = not isinstance(store, Store)
         self.store = store if isinstance(store, Store) else Store(store)
-        self._documents = Documents(self.encoder, self.method, self.store)
+        self._planner = DocumentPlanner(self.scorer, self.method, self.store)
 
     # ------------------------------------------------------------------ explanations
 
-    def explain(self, query: str, document: str | Embedded) -> Explanation:
+    def explain(self, query: str, document: str | Passage, *, unit: Unit = "token") -> Explanation:
         """Why `document` scores what it does for `query`."""
-        return self.explain_many(query, [document])[0]
+        return self.explain_many(query, [document], unit=unit)[0]
 
     def explain_many(
-        self, query: str, documents: Sequence[str | Embedded], *, ids: Sequence[str | None] | None = None
+        self,
+        query: str,
+        documents: Sequence[str | Passage],
+        *,
+        unit: Unit = "token",
+        ids: Sequence[str | None] | None = None,
     ) -> list[Explanation]:
-        """One explanation per document, in the order given; the query's factors are computed once.
+        """One explanation per document, in the order given; what the query needs is computed once.
 
-        Documents that the store has are explained by one product. `ids` are the caller's names of the documents, under
-        which `store.forget(ids)` erases what is kept of them.
+        Documents that the store has are explained by one product. `unit` is what the cells are of: tokens, words, or
+        sentences of the document and words of the query. `ids` are the caller's names of the documents, under which
+        `store.forget(ids)` erases what is kept of them.
         """
-        if isinstance(documents, (str, Embedded)):
-            raise InvalidInput("explain_many takes a list of documents: use explain for one")
-        passages = as_passages(documents)
-        _check_ids(passages, ids)
+        passages = _many(documents, "explain_many takes a list of documents: use explain for one")
+        if ids is not None and (isinstance(ids, str) or len(ids) != len(passages)):
+            raise InvalidInput(f"give one id, or None, for each of the {len(passages)} documents")
         if not passages:
             return []
-        if isinstance(self.method, PairMethod):
-            return self._explain_pairs(self.method, query, passages)
-        with quiet_torch(self.encoder):
-            half = self._query_factors(query)
-            served = self._documents.explain(half, passages, ids)
-        sides = (half.tokens, half.truncated, half.fingerprint)
-        return [
-            self._explanation(query, *sides, passage, item.document, item.provenance)
-            for passage, item in zip(passages, served, strict=True)
+        # Factors of a linear method are pushed and pulled by word or sentence; other results are grouped afterwards.
+        grouped = unit if _known(unit) != "token" and self.method.linear else "token"
+        with self.scorer.computing():
+            prepared = self._prepared(query)
+            if grouped != "token":
+                prepared = prepared.grouped("word", as_passage(query))
+            planned = self._planner.explain(prepared, passages, ids, grouped)
+        fingerprint = self.scorer.fingerprint
+        explanations = [
+            self._explanation(query, passage, one.pair, one.provenance, fingerprint, grouped)
+            for passage, one in zip(passages, planned, strict=True)
         ]
+        return explanations if unit in (grouped, "token") else [one.grouped(unit) for one in explanations]
 
-    def contrast(self, query: str, wanted: str | Embedded, got: str | Embedded) -> Contrast:
+    def contrast(self, query: str, wanted: str | Passage, got: str | Passage) -> Contrast:
         """Why `got` and not `wanted`: which words made the difference between their scores."""
         return Contrast(*self.explain_many(query, [wanted, got]))
 
     def precompute(
-        self, texts: Iterable[str | Embedded], progress: bool = True, *, ids: Iterable[str | None] | None = None
+        self,
+        texts: Iterable[str | Passage],
+        *,
+        unit: Unit | None = None,
+        ids: Iterable[str | None] | None = None,
+        progress: bool = True,
     ) -> int:
-        """Build and keep the factors of documents before anybody asks; how many were built.
+        """Build and keep the factors of documents before they are searched for; how many were built.
 
         Documents that the store has are left alone, so that an interrupted run goes on where it stopped.
         """
-        if isinstance(texts, (str, Embedded)):
+        if isinstance(texts, (str, Passage)):
             raise InvalidInput("precompute takes a list of texts")
-        if not self.method.cacheable:
+        if not self.method.has_factors:
             raise InvalidInput(f"{self.method.name} computes every pair anew: there is nothing to precompute")
         total = len(texts) if isinstance(texts, Sized) else None
         names = repeat(None) if ids is None else ids
-        pairs = ((as_passages([text])[0], name) for text, name in zip(texts, names, strict=ids is not None))
-        with quiet_torch(self.encoder), _progress(progress, total) as advance:
-            return self._documents.precompute(pairs, advance)
+        pairs = ((as_passage(text), name) for text, name in zip(texts, names, strict=ids is not None))
+        with self.scorer.computing(), _progress(progress, total) as advance:
+            return self._planner.precompute(pairs, advance, _known(unit or "token"))
 
-    def subspaces(self, query: str, document: str | Embedded, slices: Slices) -> dict[str, Explanation]:
+    def subspaces(self, query: str, document: str | Passage, slices: Slices) -> dict[str, Explanation]:
         """The explanation of a pair split by named slices of the embedding, which sum to the whole.
 
         `slices` maps names to `slice` objects or to (start, stop); dimensions in none of them come last. Each slice's
         score is its part of the whole score.
         """
-        if not self.method.bilinear:
+        if not self.method.linear:
             raise InvalidInput(f"{self.method.name} is not a product of factors, so it has no parts by dimension")
-        half, passage = self.factor([query], "query")[0], as_passages([document])[0]
+        half, passage = self.factor([query], "query")[0], as_passage(document)
         parts = split(half, self.factor([passage])[0], slices)
-        sides = (half.tokens, half.truncated, half.fingerprint)
         return {
-            name: self._explanation(query, *sides, passage, part, {"subspace": name}) for name, part in parts.items()
+            name: self._explanation(query, passage, part, {"subspace": name}, half.fingerprint)
+            for name, part in parts.items()
         }
 
     def compare(
-        self, query: str, document: str | Embedded, methods: Sequence[str | Mapping[str, Any]] | None = None
+        self, query: str, document: str | Passage, methods: Sequence[str | Mapping[str, Any]] | None = None
     ) -> Comparison:
         """The same pair under several methods, side by side, with how far they agree.
 
         A method is a name, or a mapping with "method" and its options, such as {"method": "ij", "layer": 5}. None: all
-        methods that explain pairs of this encoder. One that refuses the encoder is listed with its reason.
+        methods that split this scorer's score. One that refuses the model is listed with its reason.
         """
-        chosen = applicable(self.encoder) if methods is None else methods
+        chosen = self.scorer.methods if methods is None else methods
         if isinstance(chosen, str) or not chosen:
             raise InvalidInput("compare takes a list of at least one method")
         return Comparison.of([self._compared(query, document, choice) for choice in chosen])
 
-    def _compared(self, query: str, document: str | Embedded, choice: str | Mapping[str, Any]) -> Compared:
-        options: dict[str, Any] = {"method": choice} if isinstance(choice, str) else dict(choice)
-        label = " ".join(str(value) if key == "method" else f"{key}={value}" for key, value in options.items())
+    def _compared(self, query: str, document: str | Passage, choice: str | type | Mapping[str, Any]) -> Compared:
+        options: dict[str, Any] = dict(choice) if isinstance(choice, Mapping) else {"method": choice}
+        label = " ".join(_shown(value) if key == "method" else f"{key}={value}" for key, value in options.items())
         start = time.perf_counter()
         try:
-            with Explainer(self.encoder, **options) as other:
+            with Explainer(self.scorer, **options) as other:
                 start = time.perf_counter()
                 explanation = other.explain(query, document)
         except RagExplainError as error:
             return Compared(label, None, time.perf_counter() - start, str(error))
         return Compared(label, explanation, time.perf_counter() - start)
 
-    def factor(self, texts: Sequence[str | Embedded], role: Role = "document") -> list[Factors]:
-        """Each text's half of every explanation, always computed here and now."""
+    def factor(self, texts: Sequence[str | Passage], role: Role = "document", unit: Unit = "token") -> list[Factors]:
+        """Each text's half of every explanation, always computed here and now.
+
+        By word or sentence, one tangent is pushed per unit instead of one per token.
+        """
         if role not in ("query", "document"):
             raise InvalidInput(f"role must be 'query' or 'document', not {role!r}")
-        if isinstance(texts, (str, Embedded)):
-            raise InvalidInput("factor takes a list of texts")
-        if not texts:
+        passages = _many(texts, "factor takes a list of texts")
+        if not passages:
             return []
-        with quiet_torch(self.encoder):
-            batch = self.encoder.tokenize(texts, role)
+        with self.scorer.computing():
+            batch = self.scorer.read(passages, role)
             factors: dict[int, Factors] = {}
             for bucket in batch.buckets(BUCKET_TOKENS):
-                factors.update(zip(bucket, self.method.factor(batch.select(bucket)), strict=True))
+                built = self.method.factor(batch.select(bucket), _known(unit))
+                factors.update(zip(bucket, built, strict=True))
         return [factors[index] for index in range(len(texts))]
 
     def query_vector(self, query: str) -> NDArray[np.float32]:
         """(e,): what the model's `encode_query` gives, where possible from the pass that explanations need anyway."""
         # Factors keep float32: of a model in double precision they do not know the last bits.
-        if not self.method.embeds or self.encoder.dtype == torch.float64:
-            vectors = self.encoder.embed([query], "query")
+        if not self.method.embeds or self.scorer.encoder.dtype == torch.float64:
+            vectors = self.scorer.embed([query], "query")
         else:
-            with quiet_torch(self.encoder):
-                embedding = torch.as_tensor(self._query_factors(query).embedding.copy())
-                vectors = self.encoder.vectors(embedding.to(self.encoder.device, self.encoder.dtype)[None])
+            encoder = self.scorer.encoder
+            with self.scorer.computing():
+                embedding = torch.as_tensor(self._prepared(query).embedding.copy())
+                vectors = encoder.vectors(embedding.to(encoder.device, encoder.dtype)[None])
         vector: NDArray[np.float32] = vectors[0]
         return vector
 
     # ------------------------------------------------------------------ inside
 
-    def _query_factors(self, query: str) -> Factors:
-        key = f"{self.encoder.fingerprint}:{query}"
+    def _prepared(self, query: str) -> Any:
+        """What the method needs of the query: computed once for the queries that were asked last."""
+        key = f"{self.scorer.fingerprint}:{query}"
         with self._queries_lock:
             if key in self._queries:
                 self._queries.move_to_end(key)
                 return self._queries[key]
-        (factors,) = self.method.factor(self.encoder.tokenize([query], "query"))
+        prepared = self.method.prepare(self.scorer.read(as_passages([query]), "query"))
         with self._queries_lock:
-            self._queries[key] = factors
+            self._queries[key] = prepared
             while len(self._queries) > _RECENT_QUERIES:
                 self._queries.popitem(last=False)
-        return factors
-
-    def _explain_pairs(self, method: PairMethod, query: str, documents: Sequence[Embedded]) -> list[Explanation]:
-        """Methods that need both texts at once: nothing is kept, every pair is computed here and now."""
-        explanations: dict[int, Explanation] = {}
-        fingerprint = self.encoder.fingerprint
-        with quiet_torch(self.encoder):
-            asked = self.encoder.tokenize([query], "query")
-            batch = self.encoder.tokenize(documents, "document")
-            for bucket in batch.buckets(BUCKET_TOKENS):
-                start = time.perf_counter()
-                part = batch.select(bucket)
-                found = method.explain(asked, part)
-                provenance = {"path": "pair", "seconds": (time.perf_counter() - start) / len(part)}
-                for index, passage, document in zip(bucket, part.texts, found, strict=True):
-                    explanations[index] = self._explanation(
-                        query, asked.tokens[0], asked.truncated[0], fingerprint, passage, document, provenance
-                    )
-        return [explanations[index] for index in range(len(documents))]
+        return prepared
 
     def _explanation(
         self,
         query: str,
-        query_tokens: tuple[Token, ...],
-        query_truncated: bool,
+        passage: Passage,
+        pair: ExplainedPair,
+        provenance: Mapping[str, Any],
         fingerprint: str,
-        passage: Embedded,
-        document: ColdDocument,
-        provenance: dict[str, Any],
+        unit: Unit = "token",
     ) -> Explanation:
-        truncated: list[Role] = ["query"] if query_truncated else []
-        if document.truncated:
-            truncated.append("document")
-        if document.note is not None:
-            provenance = {**provenance, "note": document.note}
+        query_tokens, document_tokens, matrix = pair.query_tokens, pair.document_tokens, pair.matrix
+        if unit != "token":
+            cut = any(notice.side == "document" for notice in pair.notices)
+            query_tokens, rows = _text_only(query_tokens)
+            document_tokens, columns = (
+                text_units(document_tokens, passage.text, unit, truncated=cut)
+                if pair.unit == "token"
+                else _text_only(document_tokens)
+            )
+            matrix = summed(matrix, rows, columns, (len(query_tokens) + 1, len(document_tokens) + 1))
         return Explanation(
             query=query,
             document=passage.text,
-            query_tokens=query_tokens if document.query_tokens is None else document.query_tokens,
-            document_tokens=document.tokens,
-            matrix=document.matrix,
-            score=document.score,
+            query_tokens=query_tokens,
+            document_tokens=document_tokens,
+            matrix=matrix,
+            score=pair.score,
             method=self.method.name,
             additive=self.method.additive,
+            unit=pair.unit if unit == "token" else unit,
             settings=self.method.settings,
-            model=self.encoder.name,
+            model=self.scorer.name,
             fingerprint=fingerprint,
-            references=document.references,
-            similarities=document.similarities,
-            unit=document.unit,
-            surrogate=self.method.surrogate,
-            truncated=tuple(truncated),
+            references=pair.references,
+            similarities=pair.similarities,
+            measure=self.method.measure,
+            returned=pair.returned,
+            error=pair.error,
+            notices=merged(self.method.notices, pair.notices),
             provenance=provenance,
         )
 
     # ------------------------------------------------------------------ life
 
     def close(self) -> None:
-        """Let go of what is kept between calls, and close the store unless it was given open."""
+        """Release what is kept between calls, and close the store unless it was given open."""
         with self._queries_lock:
             self._queries.clear()
         if self._owns_store:
@@ -280,12 +288,30 @@ class Explainer:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Explainer({self.encoder.name!r}, method={self.method.name!r}, layer={self.method.layer})"
+        return f"Explainer({self.scorer.name!r}, method={self.method.name!r}, layer={self.method.layer})"
 
 
-def _check_ids(passages: Sequence[Embedded], ids: Sequence[str | None] | None) -> None:
-    if ids is not None and (isinstance(ids, str) or len(ids) != len(passages)):
-        raise InvalidInput(f"give one id, or None, for each of the {len(passages)} documents")
+def _many(texts: Sequence[str | Passage], otherwise: str) -> tuple[Passage, ...]:
+    if isinstance(texts, (str, Passage)):
+        raise InvalidInput(otherwise)
+    return as_passages(texts)
+
+
+def _known(unit: Unit) -> Unit:
+    if unit not in ("token", "word", "sentence"):
+        raise InvalidInput(f"unit must be 'token', 'word' or 'sentence', not {unit!r}")
+    return unit
+
+
+def _shown(method: str | type[Any]) -> str:
+    return method if isinstance(method, str) else str(getattr(method, "name", method))
+
+
+def _text_only(units: tuple[Token, ...]) -> tuple[tuple[Token, ...], Index]:
+    """The units of the caller's text, and for each unit its index among them; -1 for special tokens and metadata."""
+    kept = [token for token in units if token.part == "text"]
+    number = iter(range(len(kept)))
+    return tuple(kept), np.array([next(number) if token.part == "text" else -1 for token in units], dtype=np.intp)
 
 
 @contextmanager
@@ -301,12 +327,3 @@ def _progress(shown: bool, total: int | None) -> Iterator[Callable[[int], None]]
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("factors", total=total)
         yield lambda count: bar.advance(task, count)
-
-
-def as_encoder(model: SentenceTransformer | MultiVectorEncoder, name: str, device: str | None) -> Encoder:
-    """The encoder of a loaded model of either kind."""
-    from sentence_transformers import MultiVectorEncoder
-
-    if isinstance(model, MultiVectorEncoder):
-        return MultiVector(model, name=name, device=device)
-    return Encoder(model, name=name, device=device)

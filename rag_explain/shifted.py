@@ -19,7 +19,7 @@ from typing import Any
 
 from sentence_transformers.base.modules.transformer import Transformer
 
-from rag_explain.reference import looking_at_reference, reference_features
+from rag_explain.encoder.reference import looking_at_reference, reference_features
 
 
 class ShiftedEncoder(Transformer):

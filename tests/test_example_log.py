@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 
 from rag_explain.cli import main
+from rag_explain.encoder.loading import DEFAULT_MODEL
 from rag_explain.log import ExplanationLog, records
-from rag_explain.models import DEFAULT_MODEL
 from tests.support.models import tiny
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "rag_with_log.py"

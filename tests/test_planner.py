@@ -12,7 +12,7 @@ import torch
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput, StoreError
 from rag_explain.store import Store
-from rag_explain.types import Embedded
+from rag_explain.texts.passage import Passage
 from tests.support.models import CORPUS, tiny
 
 QUERY = "the cat looked at paris"
@@ -103,7 +103,7 @@ def test_a_store_made_with_other_weights_is_a_miss(tmp_path: Path) -> None:
 def test_the_same_string_with_another_text_in_it_is_another_document(tmp_path: Path) -> None:
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
         string = "title: moon " + CORPUS[0]
-        passages = [string, Embedded(string, 12), Embedded(string, 12, 20)]
+        passages = [string, Passage(string, 12), Passage(string, 12, 20)]
         explainer.precompute(passages, progress=False)
         for passage, explanation in zip(passages, explainer.explain_many(QUERY, passages), strict=True):
             assert explanation.provenance["path"] == "memory"
@@ -179,7 +179,7 @@ def test_threads_build_each_document_once(monkeypatch: pytest.MonkeyPatch) -> No
 
         def counted(batch):
             if batch.role == "document":
-                built.extend(passage.text for passage in batch.texts)
+                built.extend(passage.text for passage in batch.passages)
             return factor(batch)
 
         monkeypatch.setattr(explainer.method, "factor", counted)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rag_explain.models import DEFAULT_MODEL
+from rag_explain.encoder.loading import DEFAULT_MODEL
+from rag_explain.errors import RagExplainError
 
 
 def add(commands: Any) -> None:
@@ -25,10 +26,15 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
     from transformers.utils import logging
 
-    from rag_explain.doctor import examine
+    from rag_explain.methods.checks import examine
+    from rag_explain.scorers import resolve
+    from rag_explain.scorers.checks import Finding
 
     logging.disable_progress_bar()
-    findings = examine(arguments.model, arguments.device)
+    try:
+        findings = examine(resolve(arguments.model, arguments.device))
+    except RagExplainError as error:
+        findings = [Finding("supported", str(error), ok=False)]
     table = Table(title=str(arguments.model), show_header=False, title_justify="left")
     for finding in findings:
         mark = Text("✓", style="green") if finding.ok else Text("✗", style="bold red")

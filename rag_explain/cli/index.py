@@ -43,15 +43,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, cut, embed and save."""
     from rich.console import Console
 
-    from rag_explain.chunking import chunk_spans
     from rag_explain.faiss import FaissRetriever
+    from rag_explain.texts.chunking import chunk_spans
 
     console = Console(stderr=True)
     documents = [document for path in arguments.paths for document in read_documents(path)]
     with make_explainer(arguments) as explainer, console.status("embedding"):
         texts, ids, metadata = [], [], []
         for document in documents:
-            for start, end in chunk_spans(document.text, explainer.encoder, arguments.chunk):
+            for start, end in chunk_spans(document.text, explainer.scorer.encoder.reader, arguments.chunk):
                 texts.append(document.text[start:end])
                 ids.append(f"{document.name}:{start}-{end}")
                 metadata.append({**document.metadata, "source": document.name, "start": start, "end": end})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from rag_explain.models import DEFAULT_MODEL
+from rag_explain.encoder.loading import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer

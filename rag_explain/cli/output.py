@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rag_explain.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from rag_explain.types import Explanation, Hit, Hits, Unit
+    from rag_explain.results.explanation import Explanation
+    from rag_explain.results.hits import Hit, Hits
+    from rag_explain.texts.tokens import Unit
 
 
 def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
@@ -28,9 +30,9 @@ def write(found: Explanation | Hits, arguments: argparse.Namespace) -> None:
     """Show an explanation or hits in the form that was asked for."""
     from rich.console import Console
 
-    from rag_explain.plain import to_json
     from rag_explain.render.terminal import explanation_view, hits_view
-    from rag_explain.types import Explanation
+    from rag_explain.results.explanation import Explanation
+    from rag_explain.results.serialization import to_json
 
     by: Unit | None = arguments.by
     if arguments.json:

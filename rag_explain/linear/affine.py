@@ -122,12 +122,19 @@ class AffineMap:
         """How many tangents can travel at once when their values may take `budget` bytes."""
         return max(1, budget // max(1, self._per_tangent))
 
-    def rows(self, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def rows(
+        self, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None, groups: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """What each token of each document contributes, (D, n, e), and what the biases do, (D, e): n + 1 tangents.
 
         Token t's tangent is its own hidden value at position t and zero elsewhere, for all documents at once (they do
         not meet in the forward pass). `weights` (D, n, h) replaces the hidden values, for paths that do not start at 0.
         """
+        if groups is not None:
+            rows, rest = self.rows(budget, weights)
+            total = rows.new_zeros(len(rows), int(groups.max()) + 2, rows.shape[-1])
+            total.scatter_add_(1, (groups + 1)[..., None].expand_as(rows), rows)
+            return total[:, 1:], rest
         if self.hidden.shape[1] + 1 > self.embedding.shape[-1]:  # more tokens than dimensions: the other way is shorter
             return self.pull_rows(budget, weights)
         return self.push_rows(budget, weights)

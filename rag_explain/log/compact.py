@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from rag_explain.errors import FormatError
+from rag_explain.factors import Array
 from rag_explain.log.redaction import MASK
-from rag_explain.plain import explanation_from_dict, explanation_to_dict
-from rag_explain.types import Array, Explanation, Pair, Token
+from rag_explain.results.explanation import FORMAT, VERSION, Explanation, Pair
+from rag_explain.results.serialization import read_notices, write_notices
+from rag_explain.texts.tokens import Token
 
-_CARRIED = ("additive", "method", "model", "fingerprint", "surrogate")
+_CARRIED = ("additive", "method", "model", "fingerprint", "measure", "returned", "error")
 
 
 def compact(
@@ -33,9 +35,10 @@ def compact(
         "score": explanation.score,
         "gap": explanation.gap,
         "unattributed": shown.unattributed,
+        "surrogate": explanation.surrogate,
         **{name: getattr(explanation, name) for name in _CARRIED},
         "settings": dict(explanation.settings),
-        "truncated": list(explanation.truncated),
+        "notices": write_notices(explanation.notices),
         "references": None if explanation.references is None else dict(explanation.references),
         "provenance": dict(explanation.provenance),
         "metadata_tokens": sum(token.part == "metadata" for token in explanation.document_tokens),
@@ -95,14 +98,14 @@ def _from_pairs(data: Mapping[str, Any], query: str | None, document: str | None
         unit=data["unit"],
         provenance={**data["provenance"], "kept": f"the strongest {len(cells)} of {n_q * n_d} pairs"},
         settings=data["settings"],
-        truncated=data["truncated"],
+        notices=read_notices(data["notices"], data),
         references=data["references"],
         **{name: data[name] for name in _CARRIED},
     )
 
 
 def _pack_matrix(explanation: Explanation, query: str | None, document: str | None, redacted: bool) -> dict[str, Any]:
-    whole = explanation_to_dict(explanation)
+    whole = explanation.to_dict()
     tokens = [
         _tokens(whole["query_tokens"], query, redacted),
         _tokens(whole["document_tokens"], document, redacted),
@@ -133,11 +136,11 @@ def _unpack_matrix(data: Mapping[str, Any], query: str | None, document: str | N
     n_q, n_d = packed["shape"]
     query_tokens, document_tokens = json.loads(_unpack(packed["tokens"]).decode("utf-8", "surrogatepass"))
     similarities = packed["similarities"]
-    return explanation_from_dict(
+    return Explanation.from_dict(
         {
-            **{name: data[name] for name in (*_CARRIED, "settings", "truncated", "references", "provenance", "score")},
-            "format": "rag_explain.explanation",
-            "version": 1,
+            **{name: data[name] for name in (*_CARRIED, "settings", "notices", "references", "provenance", "score")},
+            "format": FORMAT,
+            "version": VERSION,
             "query": query,
             "document": document,
             "query_tokens": query_tokens,

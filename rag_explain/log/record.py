@@ -22,8 +22,10 @@ from rag_explain import __version__
 from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.log.compact import compact, expand, kept_pairs
 from rag_explain.log.redaction import Redactor, mask, mask_all
-from rag_explain.plain import plain, to_json
-from rag_explain.types import Explanation, Hit, Hits, Lazy, Pair
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation, Pair
+from rag_explain.results.hits import Hit, Hits
+from rag_explain.results.serialization import to_json, to_plain
 
 FORMAT = "rag_explain.log"
 VERSION = 1
@@ -93,7 +95,7 @@ def new_id() -> str:
 
 def _copy(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
-        copy: Mapping[str, Any] = plain(metadata)
+        copy: Mapping[str, Any] = to_plain(metadata)
         return copy
     except Exception as error:  # an object in it that cannot be shown, or that holds itself: not worth an answer
         return {"unreadable": type(error).__name__}
@@ -165,10 +167,10 @@ def _hit(hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, comp
     data: dict[str, Any] = {
         "id": hit.id,
         "rank": hit.rank,
-        "score": plain(hit.score),
+        "score": to_plain(hit.score),
         "metric": hit.metric,
-        "similarity": plain(hit.similarity),
-        "gap": plain(hit.gap),
+        "similarity": to_plain(hit.similarity),
+        "gap": to_plain(hit.gap),
         "status": hit.status,
         "reason": reason if reason is None else mask(reason, policy.redact),
         "hash": None if text is None else digest(text, policy.hash_key),
@@ -248,7 +250,7 @@ def _parsed(raw: bytes) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One answer read back. `data` is the record as plain data; the rest are views of it."""
+    """One answer read back. `data` is the record as to_plain data; the rest are views of it."""
 
     data: Mapping[str, Any]
 
@@ -296,11 +298,13 @@ class Record:
         return _string(item["query"]["text"]) if item.get("query") else self.query
 
     def _hit(self, item: Mapping[str, Any]) -> Hit:
-        handle = Lazy(None, status="skipped", reason=item["reason"] or "it was not computed when it was logged")
+        handle: Deferred[Explanation] = Deferred(
+            None, status="skipped", reason=item["reason"] or "it was not computed when it was logged"
+        )
         if item["explanation"] is not None:
-            handle = Lazy.ready(self._explanation(item))
+            handle = Deferred.ready(self._explanation(item))
         elif item["status"] == "failed":
-            handle = Lazy(None, status="failed", reason=item["reason"])
+            handle = Deferred(None, status="failed", reason=item["reason"])
         before, after = (item.get("around") or {}).get("text") or ("", "")
         return Hit(
             **{name: item[name] for name in ("id", "text", "rank", "score", "metric", "metadata")},

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from rag_explain.errors import RagExplainError
 from rag_explain.log.files import Folder
 from rag_explain.log.record import Record, decode, digest, digest_around, whole
-from rag_explain.types import Embedded
+from rag_explain.texts.passage import Passage
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
-    from rag_explain.types import Explanation
+    from rag_explain.results.explanation import Explanation
 
 Outcome = Literal["holds", "moved", "changed", "damaged", "unknown"]
 Explainers = Callable[[Mapping[str, Any]], "Explainer"]
@@ -122,21 +122,21 @@ def _check_texts(
     return "holds", ""
 
 
-def _passage(hit: Mapping[str, Any], document: str, key: bytes | None) -> tuple[Embedded | None, str]:
+def _passage(hit: Mapping[str, Any], document: str, key: bytes | None) -> tuple[Passage | None, str]:
     """The document inside the string that the encoder read; None, and why, where that is not known any more."""
     around = hit.get("around")
     if around is None:
         if hit["explanation"]["metadata_tokens"]:
             return None, "the encoder read more than the document's text, and that is not in the record"
-        return Embedded(document), ""
+        return Passage(document), ""
     before, after = around["text"] or ("", "")
     if digest_around((before, after), key if around["hash"].startswith("hmac-") else None) != around["hash"]:
         return None, "what was embedded with the document is redacted or was not kept"
-    return Embedded(before + document + after, len(before), len(before) + len(document)), ""
+    return Passage(before + document + after, len(before), len(before) + len(document)), ""
 
 
 def _recompute(
-    record: Record, index: int, query: str, document: Embedded, explainers: Explainers, tolerance: float
+    record: Record, index: int, query: str, document: Passage, explainers: Explainers, tolerance: float
 ) -> Finding:
     hit = record.data["hits"][index]
     logged = hit["explanation"]

@@ -22,7 +22,7 @@ from rag_explain.log import erasure, reader
 from rag_explain.log.files import Folder
 from rag_explain.log.record import Entry, Policy, Record, decode, encode
 from rag_explain.log.redaction import Redactor
-from rag_explain.types import Hit
+from rag_explain.results.hits import Hit
 
 _LOGGER = logging.getLogger(__name__)
 _BATCH = 100

@@ -24,43 +24,45 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rag_explain.encoder import Batch, Encoder
+from rag_explain import pairing
+from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, MissingExtra
-from rag_explain.methods.base import ColdDocument, Half, Method
-from rag_explain.types import Array, Factors
+from rag_explain.factors import Array, Factors
+from rag_explain.methods.base import ExplainedPair, Method, explained
+from rag_explain.pairing import Placed
+from rag_explain.results.notices import OTHER_SCORE, Notice
+from rag_explain.scorers.base import Scorer
+from rag_explain.texts.tokens import Unit
 
 Score = Literal["maxsim", "recall", "precision", "f1", "transport"]
-_OWN: dict[str, Score] = {"maxsim": "maxsim", "meanmaxsim": "recall"}
 Matrix = NDArray[np.float64]
+_MEASURES: dict[Score, str] = {
+    "maxsim": "MaxSim",
+    "recall": "mean MaxSim",
+    "precision": "precision of MaxSim",
+    "f1": "F1 of MaxSim",
+    "transport": "optimal transport",
+}
 
 
 class Alignment(Method):
     """`alignment`: which token of the document each token of the query met, and what the match is worth.
 
     Args:
-        score: which score to explain; None: the model's own for a multi-vector encoder, else "maxsim".
+        score: which score to explain; None: the model's own where it compares vectors of tokens, else "maxsim".
     """
 
     name = "alignment"
-    bilinear = False
+    linear = False
 
     def __init__(
-        self,
-        encoder: Encoder,
-        layer: int | None = None,
-        *,
-        score: Score | None = None,
-        budget: int | None = None,
+        self, scorer: Scorer, layer: int | None = None, *, score: Score | None = None, max_bytes: int | None = None
     ) -> None:
-        if layer is not None:
-            raise InvalidInput("alignment compares the vectors of the last layer: it has no layer to choose")
-        super().__init__(encoder, 0, budget=budget)
-        self.layer = encoder.blocks
-        own = _OWN[getattr(encoder, "score", "maxsim")]
+        super().__init__(scorer, layer, max_bytes=max_bytes)
         if score is not None and score not in get_args(Score):
             raise InvalidInput(f"score must be one of {', '.join(get_args(Score))}, not {score!r}")
+        own: Score = next((kind for kind, name in _MEASURES.items() if name == scorer.measure), "maxsim")
         self.score: Score = own if score is None else score
-        self._is_own = encoder.is_multivector and self.score == own
         if self.score == "transport":
             _transport_solver()
 
@@ -69,42 +71,48 @@ class Alignment(Method):
         return {"score": self.score}
 
     @property
-    def surrogate(self) -> str | None:
-        if self._is_own:
-            return None
-        return f"{self.score} of last-layer token vectors is explained, which is not how this encoder scores"
+    def measure(self) -> str:
+        return _MEASURES[self.score]
 
-    def factor(self, batch: Batch) -> list[Factors]:
-        vectors, mask = self.encoder.token_vectors(batch)
-        if not self.encoder.is_multivector:
-            vectors = torch.nn.functional.normalize(vectors, dim=-1)
-        vectors = vectors * mask[..., None]
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        if self.measure == self.scorer.measure:
+            return super().notices
+        reason = f"{self.score} of last-layer token vectors is explained, which is not how this encoder scores"
+        return (Notice(OTHER_SCORE, reason),)
+
+    def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
+        if unit != "token":
+            raise InvalidInput("alignment compares tokens: its factors cannot be grouped")
+        vectors, mask = self.scorer.token_vectors(batch)
         result = []
-        for index in range(len(batch)):
-            rows = vectors[index, batch.positions(index)]
+        for index, rows in enumerate(batch.unpad(vectors * mask[..., None])):
             if not rows.any():
                 raise InvalidInput("no token of the text is scored: it is empty, or all of it is masked")
             # Nothing is summed here: the embedding of the factors is only what their rows add up to.
             total = rows.sum(dim=0)
-            result.append(self.build(batch, index, rows, torch.zeros_like(total), total, total.new_ones(())))
+            rest, norm = torch.zeros_like(total), total.new_ones(())
+            result.append(self.build(batch, index, rows=rows, rest=rest, embedding=total, norm=norm))
         return result
 
-    def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
+    def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
         """One forward pass gives the factors: there is nothing cheaper."""
-        return [self.pair(query, factors) for factors in self.factor(batch)]
+        return [
+            self.finish(query, factors, *pairing.pair(query, factors)) for factors in self.factor(documents, "token")
+        ]
 
-    def finish(self, query: Factors, document: Half, matrix: Array, score: float) -> ColdDocument:
+    def finish(self, query: Factors, document: Factors | Placed, matrix: Array, score: float) -> ExplainedPair:
         cosines = matrix[:-1, :-1].astype(np.float64)
         # Tokens that are not scored have zero vectors; no other vector is orthogonal to a whole text.
         rows, columns = cosines.any(axis=1), cosines.any(axis=0)
         table = align(cosines[np.ix_(rows, columns)], self.score)
         pairs = np.zeros_like(matrix)
         pairs[np.ix_(np.append(rows, False), np.append(columns, False))] = table
-        return ColdDocument(
-            document.tokens,
+        return explained(
+            query,
+            document,
             pairs,
             float(table.sum()),
-            document.truncated,
             references=scores(cosines[np.ix_(rows, columns)]),
             similarities=matrix[:-1, :-1],
         )

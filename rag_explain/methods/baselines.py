@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rag_explain.encoder import Batch, Encoder
-from rag_explain.errors import InvalidInput
-from rag_explain.linear import DEFAULT_BUDGET, JACOBIAN
-from rag_explain.methods.base import ColdDocument, PairMethod, to_numpy
-from rag_explain.methods.bilrp import freeze
+from rag_explain import pairing
+from rag_explain.encoder.batch import Batch
+from rag_explain.encoder.model import Encoder
+from rag_explain.linear import JACOBIAN
+from rag_explain.methods.base import ExplainedPair, PairMethod
+from rag_explain.methods.frozen import freeze
 from rag_explain.methods.jacobian import IntegratedJacobians
-from rag_explain.types import Array
+from rag_explain.scorers.base import Scorer
 
 
 class TokenEmbeddings(PairMethod):
@@ -35,26 +36,15 @@ class TokenEmbeddings(PairMethod):
 
     name = "embeddings"
 
-    def explain(self, query: Batch, documents: Batch) -> list[ColdDocument]:
-        (asked,), own = self._hidden(query)
-        found, embeddings = self._hidden(documents)
+    def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
+        hidden, own = self.encoder.hidden(query, self.layer)
+        others, embeddings = self.encoder.hidden(documents, self.layer)
         scores = similarities(self.encoder, own[0], embeddings)
-        left = asked[query.positions(0)]
+        (left,) = query.unpad(hidden)
         return [
-            _document(documents, index, left @ found[index, documents.positions(index)].T, float(scores[index]))
-            for index in range(len(documents))
+            self.pair(query, documents, index, pairing.product(left, right), float(scores[index]))
+            for index, right in enumerate(documents.unpad(others))
         ]
-
-    def _hidden(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        caught: list[Tensor] = []
-
-        def visit(block: int, hidden: Tensor) -> Tensor:
-            if block == self.layer:
-                caught.append(hidden.clone())
-            return hidden
-
-        embeddings = self.encoder.run(batch, visit)
-        return caught[0], embeddings
 
 
 class Gradient(PairMethod):
@@ -62,22 +52,17 @@ class Gradient(PairMethod):
 
     name = "gradient"
 
-    def explain(self, query: Batch, documents: Batch) -> list[ColdDocument]:
-        left = freeze(self.encoder, query, self.layer, JACOBIAN)
-        right = freeze(self.encoder, documents, self.layer, JACOBIAN)
-        scores = similarities(self.encoder, left.embedding[0], right.embedding)
-        by_query, by_document = similarity_gradients(self.encoder, left.embedding[0], right.embedding)
-        step = left.chunk(self.budget or DEFAULT_BUDGET)
-        asked = torch.cat([left.pull(part) for part in by_query[:, None].split(step)])[:, 0].norm(dim=-1)
-        found = right.pull(by_document[None])[0].norm(dim=-1)
-        here = query.positions(0)
+    def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
+        left, own = freeze(self.encoder, query, self.layer, JACOBIAN)
+        right, embeddings = freeze(self.encoder, documents, self.layer, JACOBIAN)
+        scores = similarities(self.encoder, own[0], embeddings)
+        by_query, by_document = similarity_gradients(self.encoder, own[0], embeddings)
+        step = left.chunk(self.max_bytes)
+        slopes = torch.cat([left.pull(part) for part in by_query[:, None].split(step)])[:, 0].norm(dim=-1)
+        columns = documents.unpad(right.pull(by_document[None])[0].norm(dim=-1))
+        rows = slopes[:, query.positions(0)]
         return [
-            _document(
-                documents,
-                index,
-                torch.outer(asked[index, here], found[index, documents.positions(index)]),
-                float(scores[index]),
-            )
+            self.pair(query, documents, index, torch.outer(rows[index], columns[index]), float(scores[index]))
             for index in range(len(documents))
         ]
 
@@ -92,42 +77,43 @@ class IntegratedGradients(PairMethod):
 
     def __init__(
         self,
-        encoder: Encoder,
+        scorer: Scorer,
         layer: int | None = None,
         *,
         tolerance: float = 1e-3,
         max_nodes: int = 128,
-        budget: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
-        super().__init__(encoder, layer, budget=budget)
-        self._integral = IntegratedJacobians(
-            encoder, self.layer, tolerance=tolerance, max_nodes=max_nodes, budget=budget
-        )
+        super().__init__(scorer, layer, max_bytes=max_bytes)
+        options: dict[str, Any] = {"tolerance": tolerance, "max_nodes": max_nodes, "max_bytes": max_bytes}
+        self._integral = IntegratedJacobians(scorer, self.layer, **options)
 
     @property
     def settings(self) -> dict[str, Any]:
         return self._integral.settings
 
-    def explain(self, query: Batch, documents: Batch) -> list[ColdDocument]:
-        budget = self.budget or DEFAULT_BUDGET
+    def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         asked = self._integral.path(query, 0)
         paths = [self._integral.path(documents, index) for index in range(len(documents))]
-        rows = asked.relevance(torch.stack([path.embedding for path in paths]), budget)[:, asked.positions]
+        embeddings = torch.stack([path.embedding for path in paths])
+        scores = pairing.scores(asked.embedding, embeddings, 1)
+        rows = asked.relevance(embeddings, self.max_bytes)[:, asked.batch.positions(0)]
         result = []
         for index, path in enumerate(paths):
-            columns = path.relevance(asked.embedding[None], budget)[0, path.positions]
+            columns = path.relevance(asked.embedding[None], self.max_bytes)[0, path.batch.positions(0)]
             references = {
                 "query_sum": float(rows[index].sum()),
                 "document_sum": float(columns.sum()),
-                "f(a, r_b)": float(asked.embedding @ path.reference),
-                "f(r_a, b)": float(asked.reference @ path.embedding),
+                "f(a, r_b)": float(pairing.scores(asked.embedding, path.reference[None], 1)[0]),
+                "f(r_a, b)": float(pairing.scores(asked.reference, path.embedding[None], 1)[0]),
                 "query_nodes": asked.nodes,
                 "document_nodes": path.nodes,
                 "query_error": asked.error,
                 "document_error": path.error,
             }
-            score = float(asked.embedding @ path.embedding)
-            result.append(_document(documents, index, torch.outer(rows[index], columns), score, references))
+            more = {"references": references, "error": max(asked.error, path.error)}
+            pairs = torch.outer(rows[index], columns)
+            result.append(self.pair(query, documents, index, pairs, float(scores[index]), **more))
         return result
 
 
@@ -136,31 +122,35 @@ class Random(PairMethod):
 
     name = "random"
 
-    def __init__(self, encoder: Encoder, layer: int | None = None, *, seed: int = 0, budget: int | None = None) -> None:
-        if layer is not None:
-            raise InvalidInput("random has no layer to choose")
-        super().__init__(encoder, budget=budget)
+    def __init__(
+        self, scorer: Scorer, layer: int | None = None, *, seed: int = 0, max_bytes: int | None = None
+    ) -> None:
+        super().__init__(scorer, layer, max_bytes=max_bytes)
         self.seed = seed
+
+    @property
+    def layers(self) -> range:
+        return range(0)
 
     @property
     def settings(self) -> dict[str, Any]:
         return {"seed": self.seed}
 
-    def explain(self, query: Batch, documents: Batch) -> list[ColdDocument]:
+    def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         scores = similarities(self.encoder, self.encoder.run(query)[0], self.encoder.run(documents))
         result = []
         for index in range(len(documents)):
-            texts = f"{self.seed}\0{query.texts[0].string}\0{documents.texts[index].string}"
+            texts = f"{self.seed}\0{query.passages[0].string}\0{documents.passages[index].string}"
             digest = hashlib.blake2b(texts.encode(), digest_size=8).digest()
             generator = np.random.default_rng(int.from_bytes(digest, "big"))
             pairs = torch.as_tensor(generator.standard_normal((len(query.tokens[0]), len(documents.tokens[index]))))
-            result.append(_document(documents, index, pairs, float(scores[index])))
+            result.append(self.pair(query, documents, index, pairs, float(scores[index])))
         return result
 
 
 def similarities(encoder: Encoder, query: Tensor, documents: Tensor) -> Tensor:
     """(D,): the encoder's own similarity of an embedding (e,) with each of (D, e)."""
-    return documents @ query / (encoder.norms(documents) * encoder.norms(query[None]))
+    return pairing.scores(query, documents, encoder.norms(documents) * encoder.norms(query[None]))
 
 
 def similarity_gradients(encoder: Encoder, query: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,10 +164,3 @@ def similarity_gradients(encoder: Encoder, query: Tensor, documents: Tensor) -> 
     a, b = query / one, documents / other
     cosine = (a * b).sum(dim=-1, keepdim=True)
     return (b - cosine * a) / one, (a - cosine * b) / other
-
-
-def _document(
-    batch: Batch, index: int, pairs: Tensor, score: float, references: dict[str, Any] | None = None
-) -> ColdDocument:
-    matrix: Array = np.pad(to_numpy(pairs), ((0, 1), (0, 1)))
-    return ColdDocument(batch.tokens[index], matrix, score, batch.truncated[index], references)

@@ -15,85 +15,13 @@ under the map, which takes one tangent per token to compute instead of one backw
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from rag_explain.encoder import Batch, Encoder
-from rag_explain.errors import CheckFailed, InvalidInput
-from rag_explain.linear import ATTN_LRP, DEFAULT_BUDGET, JACOBIAN, LRP, AffineMap, Recorder, Rules
-from rag_explain.methods.base import ColdDocument, Method, to_numpy, tolerance
-from rag_explain.types import Factors
-
-_CHECK_TEXT = "Why was this short text found?"
-
-
-def freeze(encoder: Encoder, batch: Batch, layer: int, rules: Rules, at: Tensor | None = None) -> AffineMap:
-    """The affine map from block `layer`'s input to the embedding that the encoder is at these texts.
-
-    `at` (D, n, h) puts the block's input somewhere else than where the texts themselves put it.
-    """
-    with Recorder(rules) as recorder:
-
-        def visit(block: int, hidden: Tensor) -> Tensor:
-            if block == layer:
-                # What other parts of the model do to the original is not the block's business.
-                hidden = (hidden if at is None else at).clone()
-                recorder.mark(hidden)
-            return hidden
-
-        embedding = encoder.run(batch, visit, recorder.enter)
-    return recorder.freeze(embedding)
-
-
-class FrozenMethod(Method):
-    """Rows are images of the tokens' inputs under the frozen encoder."""
-
-    embeds = True  # the forward pass is recorded, not rewritten
-    rules: Rules
-    computes_rest: ClassVar[bool]
-    precision: torch.dtype | None = None
-
-    def check(self) -> None:
-        self.check_route()
-
-    def factor(self, batch: Batch) -> list[Factors]:
-        frozen = self._freeze(batch)
-        rows, rest = (part.to(frozen.embedding.dtype) for part in frozen.rows(self.budget or DEFAULT_BUDGET))
-        norms = self.encoder.norms(frozen.embedding)
-        result = []
-        for index in range(len(batch)):
-            own = rows[index, batch.positions(index)]
-            bias = rest[index] if self.computes_rest else frozen.embedding[index] - own.sum(dim=0)
-            result.append(self.build(batch, index, own, bias, frozen.embedding[index], norms[index]))
-        return result
-
-    def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
-        """Pull the query's rows and rest through each document: n_q + 1 cotangents, whatever the document's length."""
-        frozen = self._freeze(batch)
-        documents = frozen.embedding
-        half = torch.as_tensor(np.vstack([query.rows, query.rest])).to(documents)
-        cotangents = half[:, None, :].expand(-1, len(batch), -1)
-        found = frozen.relevance(cotangents.to(frozen.hidden.dtype), self.budget or DEFAULT_BUDGET)
-        tokens, rest = (part.to(documents.dtype) for part in found)
-        if not self.computes_rest:
-            rest = torch.einsum("ce,de->cd", half, documents) - tokens.sum(dim=-1)
-        norms = self.encoder.norms(documents) * query.norm
-        scores = documents @ torch.as_tensor(query.embedding.copy()).to(documents) / norms
-        result = []
-        for index in range(len(batch)):
-            own = tokens[:, index, batch.positions(index)]
-            matrix = torch.cat([own, rest[:, index, None]], dim=1) / norms[index]
-            result.append(
-                ColdDocument(batch.tokens[index], to_numpy(matrix), float(scores[index]), batch.truncated[index])
-            )
-        return result
-
-    def _freeze(self, batch: Batch) -> AffineMap:
-        frozen = freeze(self.encoder, batch, self.layer, self.rules)
-        return frozen if self.precision is None else frozen.cast(self.precision)
+from rag_explain.errors import InvalidInput
+from rag_explain.linear import ATTN_LRP, JACOBIAN, LRP
+from rag_explain.methods.checks import check_sum
+from rag_explain.methods.frozen import FrozenMethod
+from rag_explain.scorers.base import Scorer
 
 
 class BiLRP(FrozenMethod):
@@ -101,8 +29,7 @@ class BiLRP(FrozenMethod):
 
     Args:
         rules: the rules of the BiLRP papers (default), or AttnLRP's.
-        precision: run tangents in a lower precision than the model's; the error is measured and in the factors.
-        budget: bytes that tangents on their way may take.
+        max_bytes: bytes that the tangents in flight may take.
     """
 
     name = "bilrp"
@@ -110,38 +37,25 @@ class BiLRP(FrozenMethod):
 
     def __init__(
         self,
-        encoder: Encoder,
+        scorer: Scorer,
         layer: int | None = None,
         *,
         rules: Literal["lrp", "attnlrp"] = "lrp",
-        precision: Literal["bfloat16", "float16"] | None = None,
-        budget: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
-        super().__init__(encoder, layer, budget=budget)
+        super().__init__(scorer, layer, max_bytes=max_bytes)
         known = {"lrp": LRP, "attnlrp": ATTN_LRP}
         if rules not in known:
             raise InvalidInput(f"rules must be one of {', '.join(known)}, not {rules!r}")
         self.rules = known[rules]
-        if precision not in (None, "bfloat16", "float16"):
-            raise InvalidInput(f"precision must be None (the model's own), bfloat16 or float16, not {precision!r}")
-        self.precision = None if precision is None else getattr(torch, precision)
 
     @property
     def settings(self) -> dict[str, Any]:
-        settings = {"layer": self.layer, "rules": self.rules.name}
-        return settings if self.precision is None else {**settings, "precision": str(self.precision)[6:]}
+        return {"layer": self.layer, "rules": self.rules.name}
 
     def check(self) -> None:
         """Sum of rows + rest = embedding, and embedding = what the encoder says without the recorder."""
-        batch = self.encoder.tokenize([_CHECK_TEXT], "document")
-        (factors,) = self.factor(batch)
-        plain = to_numpy(self.encoder.run(batch)[0])
-        error = max(factors.error, float(np.linalg.norm(plain - factors.embedding) / np.linalg.norm(plain)))
-        if not error <= tolerance(self.precision or self.encoder.dtype):
-            raise CheckFailed(
-                f"sum of rows + rest misses the embedding of {self.encoder.name} by {error:.1%}: "
-                "an operation of this encoder is treated wrongly, and it is not explained; please report the model"
-            )
+        check_sum(self)
         super().check()
 
 

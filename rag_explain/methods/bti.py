@@ -25,13 +25,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rag_explain.encoder import Batch, Encoder
+from rag_explain import pairing
+from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, MissingExtra
-from rag_explain.linear import JACOBIAN, AffineMap, Recorder
-from rag_explain.methods.base import ColdDocument, PairMethod, to_numpy
+from rag_explain.factors import Array
+from rag_explain.linear import JACOBIAN, AffineMap
+from rag_explain.methods.base import ExplainedPair, PairMethod, explained, to_numpy
 from rag_explain.methods.baselines import similarities
-from rag_explain.segments import group, word_spans
-from rag_explain.types import Array, Token
+from rag_explain.methods.frozen import freeze
+from rag_explain.scorers.base import Scorer
+from rag_explain.texts.tokens import Token
+from rag_explain.texts.units import text_units
 
 Saliency = Literal["product", "gradient", "activation"]
 
@@ -48,17 +52,14 @@ class BTI(PairMethod):
 
     def __init__(
         self,
-        encoder: Encoder,
+        scorer: Scorer,
         layer: int | None = None,
         *,
         saliency: Saliency = "product",
         clusters: int | None = 2,
-        budget: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
-        last = layer == encoder.blocks
-        super().__init__(encoder, 0 if last else layer, budget=budget)
-        if last:  # unlike the input of a block, the output of the last one is an ablation of this method alone
-            self.layer = encoder.blocks
+        super().__init__(scorer, layer, max_bytes=max_bytes)
         if saliency not in get_args(Saliency):
             raise InvalidInput(f"saliency must be one of {', '.join(get_args(Saliency))}, not {saliency!r}")
         if clusters is not None and clusters < 1:
@@ -68,13 +69,18 @@ class BTI(PairMethod):
         _mean_shift()
 
     @property
+    def layers(self) -> range:
+        # Unlike the input of a block, the output of the last one is an ablation of this method alone.
+        return range(self.encoder.n_blocks + 1)
+
+    @property
     def settings(self) -> dict[str, Any]:
         return {"layer": self.layer, "saliency": self.saliency, "clusters": self.clusters}
 
-    def explain(self, query: Batch, documents: Batch) -> list[ColdDocument]:
+    def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         left, own = self._freeze(query)
-        right, theirs = self._freeze(documents)
-        scores = similarities(self.encoder, own[0], theirs)
+        right, others = self._freeze(documents)
+        scores = similarities(self.encoder, own[0], others)
         result = []
         for index in range(len(documents)):
             cosine, by_left, by_right = _cosine(left.embedding[0], right.embedding[index])
@@ -82,10 +88,13 @@ class BTI(PairMethod):
             asked = left.pull(by_left[None, None])[0, 0]
             cotangent = torch.zeros_like(right.embedding)
             cotangent[index] = by_right
-            found = right.pull(cotangent[None])[0, index]
+            answer = right.pull(cotangent[None])[0, index]
             one = self._words(query, 0, left.hidden[0], asked)
-            other = self._words(documents, index, right.hidden[index], found)
-            result.append(self._match(one, other, float(scores[index]), documents.truncated[index], cosine))
+            other = self._words(documents, index, right.hidden[index], answer)
+            matrix, cosines = self._match(one, other)
+            units = {"query_tokens": one.tokens, "document_tokens": other.tokens, "query_unit": "word", "unit": "word"}
+            more = {"references": {"cosine": cosine}, "similarities": cosines, **units}
+            result.append(explained(query.side(0), documents.side(index), matrix, float(scores[index]), **more))
         return result
 
     def _freeze(self, batch: Batch) -> tuple[AffineMap, Tensor]:
@@ -95,19 +104,7 @@ class BTI(PairMethod):
             kept = [token.part == "text" for token in tokens]
             words[index, batch.positions(index)] = words.new_tensor(kept)
         shares = words / words.sum(dim=1, keepdim=True).clamp_min(1)
-        pooled: list[Tensor] = []
-        with Recorder(JACOBIAN) as recorder:
-
-            def visit(block: int, hidden: Tensor) -> Tensor:
-                if block == self.layer:
-                    hidden = hidden.clone()
-                    recorder.mark(hidden)
-                if block == self.encoder.blocks:
-                    pooled.append((hidden * shares[..., None]).sum(dim=1))
-                return hidden
-
-            own = self.encoder.run(batch, visit, recorder.enter)
-        return recorder.freeze(pooled[0]), own
+        return freeze(self.encoder, batch, self.layer, JACOBIAN, shares=shares)
 
     def _words(self, batch: Batch, index: int, vectors: Tensor, gradient: Tensor) -> Words:
         here = batch.positions(index)
@@ -115,25 +112,17 @@ class BTI(PairMethod):
         kinds = {"product": vectors * gradient, "gradient": gradient, "activation": vectors}
         return to_words(
             batch.tokens[index],
-            batch.texts[index].text,
+            batch.passages[index].text,
             to_numpy(vectors),
             to_numpy(kinds[self.saliency].relu().sum(dim=-1)),
             truncated=batch.truncated[index],
         )
 
-    def _match(self, one: Words, other: Words, score: float, truncated: bool, cosine: float) -> ColdDocument:
+    def _match(self, one: Words, other: Words) -> tuple[Array, Array]:
+        """The matrix of matched words, with an empty row and column for the rest, and the cosines of all words."""
         cosines = _cosines(one.vectors, other.vectors)
         table = top_clusters(pair_scores(cosines, one.saliency, other.saliency), self.clusters)
-        return ColdDocument(
-            other.tokens,
-            np.pad(table, ((0, 1), (0, 1))),
-            score,
-            truncated,
-            references={"cosine": cosine},
-            similarities=cosines,
-            query_tokens=one.tokens,
-            unit="word",
-        )
+        return np.pad(table, ((0, 1), (0, 1))), cosines
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,16 +136,15 @@ class Words:
 
 def to_words(tokens: tuple[Token, ...], text: str, vectors: Array, saliency: Array, *, truncated: bool) -> Words:
     """From tokens to words. The saliency is scaled to [0, 1] over the tokens of the text, before they are joined."""
-    spans = [(token.start, token.end) if token.part == "text" else (0, 0) for token in tokens]
-    found, owners = group(spans, word_spans(text), join=True, clip=truncated)
-    if not found:
+    words, owners = text_units(tokens, text, "word", truncated=truncated)
+    if not words:
         raise InvalidInput("the text has no words to explain: give a text that is not empty")
     inside = np.array([token.part == "text" for token in tokens])
     low, high = saliency[inside].min(), saliency[inside].max()
     scaled = (saliency - low) / (high - low) if high > low else np.ones_like(saliency)
-    members = [np.array(owners) == word for word in range(len(found))]
+    members = [owners == word for word in range(len(words))]
     return Words(
-        tuple(Token(text[start:end], start, end) for start, end in found),
+        words,
         np.stack([vectors[member].mean(axis=0) for member in members]),
         np.array([scaled[member].max() for member in members], dtype=np.float32),
     )
@@ -200,7 +188,7 @@ def _cosine(left: Tensor, right: Tensor) -> tuple[float, Tensor, Tensor]:
 
 def _cosines(left: Array, right: Array) -> Array:
     lengths = np.linalg.norm(left, axis=1)[:, None] * np.linalg.norm(right, axis=1)[None, :]
-    cosines: Array = (left @ right.T / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
+    cosines: Array = pairing.product(left, right, np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
     return cosines
 
 

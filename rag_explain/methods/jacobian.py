@@ -23,33 +23,34 @@ those nodes. That the sum is right to the tolerance does not bound the error of 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from abc import abstractmethod
 from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from rag_explain.encoder import Batch, Encoder
+from rag_explain import pairing
+from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, UnsupportedModel
-from rag_explain.linear import DEFAULT_BUDGET, JACOBIAN, AffineMap
-from rag_explain.methods.base import ColdDocument, Half, Method, to_numpy
-from rag_explain.methods.bilrp import freeze
-from rag_explain.types import Array, Factors
+from rag_explain.factors import Array, Factors
+from rag_explain.linear import JACOBIAN
+from rag_explain.methods.base import EncoderMethod, ExplainedPair, explained, to_numpy
+from rag_explain.methods.frozen import freeze
+from rag_explain.methods.integration_path import IntegrationPath, copies
+from rag_explain.pairing import Placed
+from rag_explain.results.notices import METHOD, OTHER_SCORE, Notice
+from rag_explain.scorers.base import Scorer
+from rag_explain.scorers.checks import PROBE, check_route
+from rag_explain.texts.tokens import Unit
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("rag_explain.methods")
 
 # Above this, a reference similarity is no longer small against the score it is subtracted from.
 TRUSTED_REFERENCE = 0.1
-# Nodes are run side by side in batches of at most this many positions.
-_POSITIONS = 2048
-_PROBE = "Why was this short text found?"
 
 
-class JacobianMethod(Method):
+class JacobianMethod(EncoderMethod):
     """What `ij` and `ij-exact` share: everything but the function whose Jacobian is integrated.
 
     Args:
@@ -58,18 +59,18 @@ class JacobianMethod(Method):
     """
 
     # Whether the embedding is divided by its norm inside the path.
-    inside: ClassVar[bool]
+    normalises_in_path: ClassVar[bool]
 
     def __init__(
         self,
-        encoder: Encoder,
+        scorer: Scorer,
         layer: int | None = None,
         *,
         tolerance: float = 1e-3,
         max_nodes: int = 128,
-        budget: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
-        super().__init__(encoder, layer, budget=budget)
+        super().__init__(scorer, layer, max_bytes=max_bytes)
         if not 0 < tolerance < 1:
             raise InvalidInput(f"tolerance must be between 0 and 1, not {tolerance}")
         if max_nodes < 1:
@@ -77,9 +78,10 @@ class JacobianMethod(Method):
         self.tolerance = tolerance
         self.max_nodes = max_nodes
 
-    def _default_layer(self) -> int:
+    @property
+    def default_layer(self) -> int:
         # As faithful under perturbation as the earlier blocks, and cheaper (benchmarks/layers.py, docs/methods.md).
-        return self.encoder.blocks // 2
+        return self.encoder.n_blocks // 2
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -87,81 +89,83 @@ class JacobianMethod(Method):
 
     def check(self) -> None:
         """Finds out once how nodes can be batched, and fails here rather than at the first text."""
-        self.check_route()
+        check_route(self.encoder, self.layer)
         _ = self._spreads
 
-    def factor(self, batch: Batch) -> list[Factors]:
-        return [self._factor(batch, index) for index in range(len(batch))]
+    def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
+        return [self._factor(batch, index, unit) for index in range(len(batch))]
 
-    def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
-        return [self._cold(query, batch, index) for index in range(len(batch))]
+    def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
+        return [self._cold(query, documents, index) for index in range(len(documents))]
 
-    def path(self, batch: Batch, index: int) -> Path:
+    def path(self, batch: Batch, index: int) -> IntegrationPath:
         """The way of text `index` from its reference, with the nodes that its integral needs."""
         one = batch.select([index])
-        inside = self.inside and self.encoder.is_cosine
-        path = Path.between(self.encoder, one, self.layer, inside=inside, spreads=self._spreads)
-        path = path.with_nodes(self.tolerance, self.max_nodes, float(self.halves(path)[1].norm()))
+        normalises = self.normalises_in_path and self.encoder.is_cosine
+        path = IntegrationPath.between(self.encoder, one, self.layer, normalises=normalises, spreads=self._spreads)
+        path = path.with_nodes(self.tolerance, self.max_nodes, float(self.endpoints(path)[1].norm()))
         if path.error > self.tolerance:
             _log.warning(
                 "%s reached a relative error of %.1e with %d nodes, not %.1e: raise max_nodes, or choose a later layer",
-                self.name, path.error, path.nodes, self.tolerance,
-            )  # fmt: skip
+                *(self.name, path.error, path.nodes, self.tolerance),
+            )
         return path
 
     @cached_property
     def _spreads(self) -> bool:
         """Whether one text's mask and positions serve a batch of nodes, so that blocks below `layer` run only once."""
-        batch = self.encoder.tokenize([_PROBE], "document")
-        hidden, _ = _hidden(self.encoder, batch, self.layer)
+        batch = self.encoder.read([PROBE], "document")
+        hidden, _ = self.encoder.hidden(batch, self.layer)
         at = torch.cat([hidden, hidden / 2])
-        copied = freeze(self.encoder, _copies(batch, 2), self.layer, JACOBIAN, at).embedding
+        _, copied = freeze(self.encoder, copies(batch, 2), self.layer, JACOBIAN, at=at)
         try:
-            spread = freeze(self.encoder, batch, self.layer, JACOBIAN, at).embedding
+            _, spread = freeze(self.encoder, batch, self.layer, JACOBIAN, at=at)
         except (RuntimeError, ValueError, IndexError):
             return False
         return spread.shape == copied.shape and bool(torch.allclose(spread, copied, rtol=1e-3))
 
-    def halves(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
-        """What stands for a text beside its rows: rest (e,), embedding (e,) and the norm that divides them."""
-        raise NotImplementedError
+    @abstractmethod
+    def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
+        """What belongs to a text beside its rows: rest (e,), embedding (e,) and the norm that divides them."""
 
-    def _factor(self, batch: Batch, index: int) -> Factors:
+    def _factor(self, batch: Batch, index: int, unit: Unit) -> Factors:
         path = self.path(batch, index)
-        rest, embedding, norm = self.halves(path)
-        rows = path.rows(self.budget or DEFAULT_BUDGET)[path.positions]
-        return self.build(batch, index, rows, rest, embedding, norm, references={"nodes": path.nodes})
-
-    def _cold(self, query: Factors, batch: Batch, index: int) -> ColdDocument:
-        """Pull the query's rows and rest through the document at each node."""
-        path = self.path(batch, index)
-        rest, embedding, norm = self.halves(path)
-        half = torch.as_tensor(np.vstack([query.rows, query.rest])).to(embedding)
-        tokens = path.relevance(half, self.budget or DEFAULT_BUDGET)[:, path.positions]
-        matrix = torch.cat([tokens, (half @ rest)[:, None]], dim=1) / (norm * query.norm)
-        asked = torch.as_tensor(query.embedding.copy()).to(embedding)
-        document = ColdDocument(
-            batch.tokens[index],
-            to_numpy(matrix),
-            float(asked @ embedding / (norm * query.norm)),
-            batch.truncated[index],
+        rest, embedding, norm = self.endpoints(path)
+        tokens, groups = batch.tokens[index], None
+        if unit != "token":
+            (tokens,), groups = path.batch.groups(unit)
+        rows = path.rows(self.max_bytes, groups)
+        return self.build(
+            batch,
+            index,
+            rows=path.batch.unpad(rows[None])[0] if groups is None else rows,
+            rest=rest,
+            embedding=embedding,
+            norm=norm,
+            tokens=tokens,
+            unit=unit,
+            references={"nodes": path.nodes},
         )
-        return self._with_references(document, query, to_numpy(embedding), to_numpy(rest), path.nodes, path.error)
 
-    def finish(self, query: Factors, document: Half, matrix: Array, score: float) -> ColdDocument:
+    def _cold(self, query: Factors, documents: Batch, index: int) -> ExplainedPair:
+        """Pull the query's rows and rest through the document at each node."""
+        path = self.path(documents, index)
+        rest, embedding, norm = self.endpoints(path)
+        block = torch.as_tensor(query.block.copy()).to(embedding)
+        tokens = path.batch.unpad(path.relevance(block, self.max_bytes).T[None])[0].T
+        norms = norm * query.norm
+        matrix = torch.cat([tokens / norms, pairing.product(block, rest[None], norms)], dim=1)
+        asked = torch.as_tensor(query.embedding.copy()).to(embedding)
+        score = float(pairing.scores(asked, embedding[None], norms)[0])
+        trust = self._trust(query, to_numpy(embedding), to_numpy(rest), path.nodes, path.error)
+        return explained(query, documents.side(index), to_numpy(matrix), score, **trust)
+
+    def finish(self, query: Factors, document: Factors | Placed, matrix: Array, score: float) -> ExplainedPair:
         nodes = int((document.references or {}).get("nodes", 0))
-        found = super().finish(query, document, matrix, score)
-        return self._with_references(found, query, document.embedding, document.rest, nodes, document.error)
+        trust = self._trust(query, document.embedding, document.rest, nodes, document.error)
+        return explained(query, document, matrix, score, **trust)
 
-    def _with_references(
-        self,
-        document: ColdDocument,
-        query: Factors,
-        embedding: Array,
-        rest: Array,
-        nodes: int,
-        error: float,
-    ) -> ColdDocument:
+    def _trust(self, query: Factors, embedding: Array, rest: Array, nodes: int, error: float) -> dict[str, Any]:
         """The quadrature's cost and error, and the similarities that say how much of the score the pairs can be."""
         references = {
             "query_nodes": int((query.references or {}).get("nodes", 0)),
@@ -170,15 +174,15 @@ class JacobianMethod(Method):
             "document_error": error,
             **self._similarities(query, embedding, rest),
         }
-        note = None
+        notices: tuple[Notice, ...] = ()
         large = max(references.get("f(a, r_b)", 0.0), references.get("f(r_a, b)", 0.0))
         if large > TRUSTED_REFERENCE:
             note = (
                 f"a reference similarity is {large:.2f}: an empty text already scores that much, "
                 "and the pairs cannot be trusted to that extent"
             )
-            _log.info("%s: %s", self.name, note)  # it travels with the result: no need to fill the host's log
-        return replace(document, references=references, note=note)
+            notices = (Notice(METHOD, note),)
+        return {"references": references, "error": max(query.error, error), "notices": notices}
 
     def _similarities(self, query: Factors, embedding: Array, rest: Array) -> dict[str, float]:
         return {}
@@ -188,14 +192,14 @@ class IntegratedJacobians(JacobianMethod):
     """`ij`: for any encoder; approximate, in that the reference similarities are left over."""
 
     name = "ij"
-    inside = True
+    normalises_in_path = True
 
     def check(self) -> None:
         if self.encoder.is_shifted and self.encoder.is_cosine:
             raise InvalidInput("a shifted encoder's reference embedding is zero and has no direction: use ij-exact")
         super().check()
 
-    def halves(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
         return path.reference, path.embedding, path.embedding.new_ones(())
 
     def _similarities(self, query: Factors, embedding: Array, rest: Array) -> dict[str, float]:
@@ -210,193 +214,32 @@ class ExactJacobians(JacobianMethod):
     """`ij-exact`: the shifted encoder e(x) - e(r). Nothing is left over, and the score is the shifted encoder's own."""
 
     name = "ij-exact"
-    inside = False
+    normalises_in_path = False
 
     @property
-    def surrogate(self) -> str | None:
+    def notices(self) -> tuple[Notice, ...]:
         if self.encoder.is_shifted:
-            return super().surrogate
-        return (
+            return super().notices
+        reason = (
             "the similarity of the shifted encoder e(x) - e(reference) is explained, not this encoder's own: "
             "fine-tune one with rag_explain.ShiftedEncoder"
         )
+        return (*super().notices, Notice(OTHER_SCORE, reason))
 
     def check(self) -> None:
         """A shifted encoder's reference must be zero; elsewhere the method shifts the embedding itself."""
         super().check()
         if not self.encoder.is_shifted:
             return
-        batch = self.encoder.tokenize([_PROBE], "document")
+        batch = self.encoder.read([PROBE], "document")
         reference = self.encoder.run(self.encoder.reference(batch))
         if float(reference.norm()) > 1e-6 * float(self.encoder.run(batch).norm()):
             raise UnsupportedModel(
-                "the embedding of this shifted encoder's reference is not zero: a bias behind its pooling adds to it; "
+                "the embedding of this shifted encoder's reference is not zero: a bias after its pooling adds to it; "
                 "use modules without one"
             )
 
-    def halves(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
         shifted = path.embedding - path.reference
         norm = self.encoder.norms(shifted[None])[0]
         return torch.zeros_like(shifted), shifted, norm
-
-
-@dataclass(frozen=True, eq=False)
-class Path:
-    """The straight line from a reference to a text at one block's input, and the encoder along it.
-
-    Attributes:
-        start, change: (n, h) the reference's hidden state r, and a - r.
-        embedding, reference: (e,) e(a) and e(r), normalised when `inside`.
-        positions: (n_tokens,) the positions that are not padding.
-    """
-
-    encoder: Encoder
-    batch: Batch
-    layer: int
-    inside: bool
-    start: Tensor
-    change: Tensor
-    embedding: Tensor
-    reference: Tensor
-    positions: Tensor
-    spreads: bool
-    nodes: int = 0
-    error: float = 0.0
-    kept: tuple[tuple[AffineMap, Tensor], ...] = ()
-
-    @classmethod
-    def between(cls, encoder: Encoder, batch: Batch, layer: int, *, inside: bool, spreads: bool) -> Path:
-        """From the reference of the one text in `batch` to the text."""
-        (text, start), (embedding, reference) = _hidden(encoder, _with_reference(encoder, batch), layer)
-        if inside:
-            embedding, reference = _unit(embedding), _unit(reference)
-        change = text - start
-        return cls(
-            encoder, batch, layer, inside, start, change, embedding, reference, batch.positions(0), spreads
-        )  # fmt: skip
-
-    def with_nodes(self, tolerance: float, largest: int, size: float) -> Path:
-        """The same path with as many nodes as it takes for the integral along a - r to give e(a) - e(r).
-
-        `size` is what errors are relative to.
-        """
-        wanted = self.embedding - self.reference
-        tried: list[tuple[int, float]] = []
-        while True:
-            nodes = min(_next_nodes(tried, tolerance, self.encoder.blocks - self.layer), largest)
-            total = torch.zeros_like(wanted)
-            kept = []
-            for frozen, weights in self._freeze(nodes):
-                tangents = self.change.expand(1, *frozen.hidden.shape)
-                total += weights @ self._project(frozen, frozen.push(tangents))[0]
-                kept = [(frozen, weights)]
-            error = float((total - wanted).norm()) / max(size, 1e-30)
-            tried.append((nodes, error))
-            if error <= tolerance or nodes == largest:
-                # Frozen encoders are large: only those of a short text, which are all in one batch, are kept.
-                return replace(self, nodes=nodes, error=error, kept=tuple(kept) if nodes <= self._step else ())
-
-    def maps(self) -> Iterable[tuple[AffineMap, Tensor]]:
-        """The encoder's Jacobian at some of the nodes at a time (a batch of k), and their weights (k,)."""
-        return self.kept or self._freeze(self.nodes)
-
-    @property
-    def _step(self) -> int:
-        return max(1, _POSITIONS // len(self.change))
-
-    def _freeze(self, nodes: int) -> Iterator[tuple[AffineMap, Tensor]]:
-        points, weights = np.polynomial.legendre.leggauss(nodes)
-        alphas = torch.as_tensor((points + 1) / 2).to(self.change)
-        shares = torch.as_tensor(weights / 2).to(self.change)
-        for alpha, share in zip(alphas.split(self._step), shares.split(self._step), strict=True):
-            at = self.start + alpha[:, None, None] * self.change
-            batch = self.batch if self.spreads else _copies(self.batch, len(alpha))
-            yield freeze(self.encoder, batch, self.layer, JACOBIAN, at), share
-
-    def rows(self, budget: int) -> Tensor:
-        """(n, e): the integral of the Jacobian times what each position owns of a - r."""
-        total = self.change.new_zeros(len(self.change), len(self.embedding))
-        for frozen, weights in self.maps():
-            rows, _ = frozen.rows(budget, self.change.expand(frozen.hidden.shape))
-            rows = self._project(frozen, rows.transpose(0, 1))
-            total += torch.einsum("k,nke->ne", weights, rows)
-        return total
-
-    def relevance(self, half: Tensor, budget: int) -> Tensor:
-        """(c, n): <half (c, e), rows> without building the rows, by pulling `half` back at each node."""
-        total = half.new_zeros(len(half), len(self.change))
-        for frozen, weights in self.maps():
-            cotangents = self._project(frozen, half[:, None].expand(-1, len(weights), -1))
-            parts = []
-            for part in cotangents.split(frozen.chunk(budget)):
-                source = frozen.pull(part)
-                parts.append(torch.einsum("cknh,nh,k->cn", source, self.change, weights))
-            total += torch.cat(parts)
-        return total
-
-    def _project(self, frozen: AffineMap, vectors: Tensor) -> Tensor:
-        """Tangents or cotangents (B, k, e) through the Jacobian of x / |x|, (I - u u^T) / |x|, which is symmetric."""
-        if not self.inside:
-            return vectors
-        length = frozen.embedding.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(vectors.dtype).tiny)
-        direction = frozen.embedding / length
-        projected: Tensor = (vectors - direction * (vectors * direction).sum(dim=-1, keepdim=True)) / length
-        return projected
-
-
-def _next_nodes(tried: Sequence[tuple[int, float]], tolerance: float, depth: int) -> int:
-    """How many nodes to try next. Gauss sums converge geometrically, so two errors tell about where the third falls.
-
-    The first guess is what paths through `depth` blocks usually need.
-    """
-    if not tried:
-        return 4 + 4 * depth
-    nodes, error = tried[-1]
-    missing = nodes / 2
-    if len(tried) > 1:
-        fewer, before = tried[-2]
-        rate = math.log(before / error) / (nodes - fewer) if 0 < error < before else 0.0
-        missing = 1.1 * math.log(error / tolerance) / rate if rate > 0 else float(nodes)
-    return nodes + max(2, math.ceil(min(missing, nodes)))
-
-
-def _with_reference(encoder: Encoder, batch: Batch) -> Batch:
-    """The one text of `batch`, and its reference, as a batch of two."""
-    reference = encoder.reference(batch).features
-    features = {
-        # Position ids that only the reference needs to be told are the text's own.
-        name: torch.cat([batch.features.get(name, value), value]) if _is_row(value) else value
-        for name, value in reference.items()
-    }
-    return Batch(batch.texts * 2, batch.role, features, batch.tokens * 2, batch.truncated * 2)
-
-
-def _hidden(encoder: Encoder, batch: Batch, layer: int) -> tuple[Tensor, Tensor]:
-    """(D, n, h) the input of block `layer`, and (D, e) the embeddings."""
-    caught: list[Tensor] = []
-
-    def visit(block: int, hidden: Tensor) -> Tensor:
-        if block == layer:
-            caught.append(hidden.clone())
-        return hidden
-
-    embedding = encoder.run(batch, visit)
-    return caught[0], embedding
-
-
-def _copies(batch: Batch, count: int) -> Batch:
-    """The one text of `batch`, `count` times."""
-    features = {
-        name: value.expand(count, *value.shape[1:]) if _is_row(value) else value
-        for name, value in batch.features.items()
-    }
-    return Batch(batch.texts * count, batch.role, features, batch.tokens * count, batch.truncated * count)
-
-
-def _is_row(value: Any) -> bool:
-    """Whether a feature is one text's row of a batch."""
-    return isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == 1
-
-
-def _unit(vector: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(vector, dim=0, eps=torch.finfo(vector.dtype).tiny)

@@ -3,7 +3,7 @@
     embedding = sum_t  share_t * h_t      (mean pooling: share_t = 1 / n)
 
 so <embedding_q, embedding_d> is a sum over pairs of token vectors, exactly and at the cost of one forward pass. A Dense
-layer behind the pooling is made linear as in BiLRP (activation ratios frozen), and its bias is the rest.
+layer after the pooling is made linear as in BiLRP (activation ratios frozen), and its bias is the rest.
 
 What it does not say: a token's last vector has read the whole text, so a pair of vectors is not a pair of words. Under
 CLS or last-token pooling the sum has a single term, and the explanation is one cell.
@@ -12,20 +12,21 @@ CLS or last-token pooling the sum has a single term, and the explanation is one 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from rag_explain.encoder import Batch, Encoder
-from rag_explain.errors import InvalidInput
+from rag_explain.encoder.batch import Batch
+from rag_explain.factors import Array, Factors
 from rag_explain.linear import LRP
-from rag_explain.methods.base import ColdDocument, Half
-from rag_explain.methods.bilrp import FrozenMethod
-from rag_explain.types import Array, Factors
+from rag_explain.methods.base import ExplainedPair
+from rag_explain.methods.frozen import FrozenMethod
+from rag_explain.pairing import Placed
+from rag_explain.results.notices import METHOD, Notice
 
-_ONE_CELL = (
+_ONE_CELL = Notice(
+    METHOD,
     "this encoder's embedding is the vector of a single token, so the decomposition is one cell and says nothing "
-    "about words: use bilrp or ij"
+    "about words: use bilrp or ij",
 )
 
 
@@ -36,24 +37,22 @@ class Pooled(FrozenMethod):
     rules = LRP
     computes_rest = True
 
-    def __init__(self, encoder: Encoder, layer: int | None = None, *, budget: int | None = None) -> None:
-        if layer is not None:
-            raise InvalidInput("pooled takes the output of the last block apart: it has no layer to choose")
-        super().__init__(encoder, 0, budget=budget)
-        self.layer = encoder.blocks  # the output of the last block
+    @property
+    def layers(self) -> range:
+        return range(0)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return {}
+    def default_layer(self) -> int:
+        return self.encoder.n_blocks  # the output of the last block
 
-    def cold(self, query: Factors, batch: Batch) -> list[ColdDocument]:
-        return [_noted(document) for document in super().cold(query, batch)]
+    def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
+        return [_noted(pair) for pair in super().cold(query, documents)]
 
-    def finish(self, query: Factors, document: Half, matrix: Array, score: float) -> ColdDocument:
+    def finish(self, query: Factors, document: Factors | Placed, matrix: Array, score: float) -> ExplainedPair:
         return _noted(super().finish(query, document, matrix, score))
 
 
-def _noted(document: ColdDocument) -> ColdDocument:
+def _noted(pair: ExplainedPair) -> ExplainedPair:
     """Says so where a single pair of tokens is all there is."""
-    single = np.count_nonzero(document.matrix[:-1, :-1].any(axis=0)) <= 1 < len(document.tokens)
-    return replace(document, note=_ONE_CELL) if single else document
+    single = np.count_nonzero(pair.matrix[:-1, :-1].any(axis=0)) <= 1 < len(pair.document_tokens)
+    return replace(pair, notices=(*pair.notices, _ONE_CELL)) if single else pair

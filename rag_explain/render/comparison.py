@@ -12,7 +12,7 @@ from rich.text import Text
 from rag_explain.render import view
 
 if TYPE_CHECKING:
-    from rag_explain.comparison import Compared, Comparison
+    from rag_explain.results.comparison import Compared, Comparison
 
 _TOP = 3
 

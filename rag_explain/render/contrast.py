@@ -8,8 +8,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rag_explain.contrast import Contrast, Difference
 from rag_explain.render import view
+from rag_explain.results.contrast import Contrast, Difference
 
 
 def contrast_view(contrast: Contrast, *, top: int = 8) -> RenderableType:

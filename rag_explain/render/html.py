@@ -20,7 +20,8 @@ import numpy as np
 
 from rag_explain.render import view
 from rag_explain.render.notebook import fragment
-from rag_explain.types import Explanation, Role
+from rag_explain.results.explanation import Explanation
+from rag_explain.texts.tokens import Role
 
 __all__ = ["fragment", "write_page"]
 

@@ -15,7 +15,8 @@ from xml.etree import ElementTree as ET
 import numpy as np
 
 from rag_explain.render import view
-from rag_explain.types import Explanation, Role
+from rag_explain.results.explanation import Explanation
+from rag_explain.texts.tokens import Role
 
 # Between the hues of the light and of the dark page: both themes lie under them.
 _FOR, _AGAINST = "24,128,196", "222,104,16"

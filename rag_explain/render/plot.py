@@ -13,7 +13,8 @@ import numpy as np
 
 from rag_explain.errors import InvalidInput, MissingExtra
 from rag_explain.render import view
-from rag_explain.types import Explanation, Token
+from rag_explain.results.explanation import Explanation
+from rag_explain.texts.tokens import Token
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rag_explain.render import view
-from rag_explain.types import Explanation, Hit, Pair, Role, Unit
+from rag_explain.results.explanation import Explanation, Pair
+from rag_explain.results.hits import Hit
+from rag_explain.texts.tokens import Role, Unit
 
 # After Okabe and Ito's blue and vermilion, which every kind of colour blindness tells apart.
 _FOR, _AGAINST = "#2f8fd0", "#d9660a"

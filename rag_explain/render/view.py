@@ -12,7 +12,9 @@ from typing import TypeAlias
 import numpy as np
 
 from rag_explain.errors import InvalidInput
-from rag_explain.types import Explanation, Hit, Role, Token, Unit
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit
+from rag_explain.texts.tokens import Role, Token, Unit
 
 Item: TypeAlias = Explanation | Hit | Sequence[Explanation]
 """What can be shown: an explanation, a hit, or several explanations of one pair by different methods."""

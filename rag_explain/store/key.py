@@ -13,14 +13,14 @@ from hashlib import blake2b
 from typing import Any
 
 from rag_explain.errors import InvalidInput
-from rag_explain.types import Embedded, Role
+from rag_explain.types import Passage, Role
 
 KEY_BYTES = 32
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # json.dumps would make one for every key
 
 
 def factors_key(
-    text: str | Embedded,
+    text: str | Passage,
     *,
     role: Role,
     fingerprint: str,
@@ -37,7 +37,7 @@ def factors_key(
         settings: of the method; plain data that JSON can hold.
         precision: in which the factors are kept.
     """
-    passage = text if isinstance(text, Embedded) else Embedded(text)
+    passage = text if isinstance(text, Passage) else Passage(text)
     fields = (
         passage.string,
         f"{passage.start}:{passage.end}",

@@ -8,12 +8,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from rag_explain.types import Array, Factors, Token, Unit
+from rag_explain.factors import Factors
+from rag_explain.pairing import Placed, host_block
 
 if TYPE_CHECKING:
     import torch
@@ -21,38 +19,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_BUDGET = 2**29
-_TOKEN_BYTES = 256  # a Token with its two strings, about
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Resident:
-    """One document's factors, ready to be multiplied.
-
-    Attributes:
-        block: (n + 1, h) float32 on a device: the n rows, then the rest.
-        embedding: (h,) float32, on the host, for the score that is computed apart from the matrix.
-    """
-
-    block: torch.Tensor
-    embedding: Array
-    tokens: tuple[Token, ...]
-    norm: float
-    error: float
-    unit: Unit
-    truncated: bool
-    settings: Mapping[str, Any]
-    references: Mapping[str, Any] | None
-
-    @property
-    def rest(self) -> Array:
-        """(h,) float32, on the host: what no token owns."""
-        rest: Array = self.block[-1].cpu().numpy()
-        return rest
-
-    @property
-    def nbytes(self) -> int:
-        """What this takes, on all devices together."""
-        return int(self.block.nbytes) + self.embedding.nbytes + _TOKEN_BYTES * len(self.tokens)
+Resident = Placed
 
 
 def _to_device(block: torch.Tensor, device: str) -> torch.Tensor:
@@ -163,7 +132,7 @@ class Memory:
         """Factors as a block on `device`; without room there, half of ours goes, then the CPU serves."""
         import torch
 
-        block = torch.from_numpy(np.vstack([factors.rows, factors.rest[None]]))
+        block = host_block(factors)
         if device != "cpu":
             try:
                 block = self._place(block, device)
@@ -176,17 +145,7 @@ class Memory:
                     block = self._place(block, device)
                 except torch.OutOfMemoryError:
                     device = "cpu"
-        resident = Resident(
-            block=block,
-            embedding=factors.embedding,
-            tokens=factors.tokens,
-            norm=factors.norm,
-            error=factors.error,
-            unit=factors.unit,
-            truncated=factors.truncated,
-            settings=factors.settings,
-            references=factors.references,
-        )
+        resident = Placed.of(factors, block)
         return resident, device
 
     def _evict(self, device: str, budget: int) -> None:

@@ -9,7 +9,8 @@ import pytest
 from rag_explain import Explainer
 from rag_explain.cli import main
 from rag_explain.log import ExplanationLog
-from rag_explain.types import Hit, Lazy
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.hits import Hit
 from tests.support.answers import DOCUMENTS, QUERY, hit, hits
 from tests.support.models import tiny
 
@@ -50,7 +51,7 @@ def test_show(folder, capsys):
 
 def test_show_without_text_gives_offsets(tmp_path, capsys):
     with ExplanationLog(tmp_path, keep_text=False) as log:
-        record_id = log.record(query=QUERY, hits=[*hits(), hit(handle=Lazy(None, status="skipped", reason="no"))])
+        record_id = log.record(query=QUERY, hits=[*hits(), hit(handle=Deferred(None, status="skipped", reason="no"))])
     out = "\n".join(lines(capsys, "show", tmp_path, record_id))
     assert "(no text)" in out
     assert "] ~ [" in out
@@ -87,7 +88,14 @@ def test_verify_and_diff_with_a_real_model(tmp_path, capsys):
     for name, order in (("a", (0, 1, 2)), ("b", (1, 0, 2))):
         with ExplanationLog(tmp_path / name) as log:
             ranked = [
-                Hit(id=f"d{i}", text=DOCUMENTS[i], rank=rank, score=0.5, metric="cosine", handle=Lazy.ready(found[i]))
+                Hit(
+                    id=f"d{i}",
+                    text=DOCUMENTS[i],
+                    rank=rank,
+                    score=0.5,
+                    metric="cosine",
+                    handle=Deferred.ready(found[i]),
+                )
                 for rank, i in enumerate(order)
             ]
             log.record(query=QUERY, hits=ranked)

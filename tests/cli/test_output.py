@@ -10,7 +10,7 @@ import pytest
 
 from rag_explain.cli.output import add_output_arguments, write
 from rag_explain.errors import InvalidInput
-from rag_explain.types import Explanation
+from rag_explain.results.explanation import Explanation
 from tests.support.samples import explain, hits
 
 

@@ -12,11 +12,11 @@ from sentence_transformers.base.modules import Dense, Normalize
 from torch import nn
 
 from rag_explain import Explainer
-from rag_explain.encoder import Encoder
+from rag_explain.encoder.model import Encoder
 from rag_explain.errors import CheckFailed, InvalidInput, UnsupportedModel, UnsupportedOperation
 from rag_explain.linear import LRP, operations
-from rag_explain.methods.bilrp import freeze
-from rag_explain.types import Embedded
+from rag_explain.methods.frozen import freeze
+from rag_explain.texts.passage import Passage
 from tests.support.models import ARCHITECTURES, TEXTS, tiny
 
 POOLINGS = [
@@ -63,7 +63,7 @@ def _check_equal_to_the_model(model, role="document", **tolerance) -> None:
         scale = np.linalg.norm(vector) / np.linalg.norm(factors.embedding)
         np.testing.assert_allclose(factors.embedding * scale, vector, atol=1e-5)
         assert factors.error < 1e-5
-    if explainer.encoder.metric == "cosine":
+    if explainer.scorer.encoder.metric == "cosine":
         similarity = model.similarity(model.encode_query(TEXTS[:1]), model.encode_document(TEXTS))[0]
         scores = [explanation.score for explanation in explainer.explain_many(TEXTS[0], TEXTS)]
         np.testing.assert_allclose(scores, similarity, atol=1e-5)
@@ -97,7 +97,7 @@ def test_prompts_are_read_as_the_model_reads_them(role, include_prompt):
     prompts = {"query": "the old question: ", "document": "text found: "}
     model = tiny("bert", dtype=torch.float32, prompts=prompts, include_prompt=include_prompt)
     _check_equal_to_the_model(model, role)
-    (tokens,) = Encoder(model).tokenize(TEXTS[:1], role).tokens
+    (tokens,) = Encoder(model).read(TEXTS[:1], role).tokens
     assert {token.part for token in tokens} == {"special", "prompt", "text"}
     assert all(token.start == token.end and token.text == "" for token in tokens if token.part != "text")
     assert all(token.text == TEXTS[0][token.start : token.end] != "" for token in tokens if token.part == "text")
@@ -127,7 +127,7 @@ def test_truncation_is_reported():
 
 def test_metadata_in_front_of_the_text():
     string = "title: moon\n\nthe cat sat on the mat"
-    passage = Embedded(string, start=string.index("the cat"))
+    passage = Passage(string, start=string.index("the cat"))
     explanation = Explainer(tiny("bert")).explain("cat", passage)
     assert explanation.document == "the cat sat on the mat"
     parts = [token.part for token in explanation.document_tokens]
@@ -194,7 +194,7 @@ def test_the_model_is_untouched_even_after_an_exception(architecture):
     model.train()
     before = _state(model)
     encoder = Encoder(model)
-    batch = encoder.tokenize(TEXTS, "document")
+    batch = encoder.read(TEXTS, "document")
 
     def fail(block, hidden):
         if block == 1:
@@ -204,7 +204,7 @@ def test_the_model_is_untouched_even_after_an_exception(architecture):
     with pytest.raises(RuntimeError, match="in the middle"), torch.no_grad():
         encoder.run(batch, fail)
     with torch.no_grad():
-        freeze(encoder, batch, 0, LRP).rows()
+        freeze(encoder, batch, 0, LRP)[0].rows()
     assert _state(model) == before
     from torch.overrides import _get_current_function_mode
     from torch.utils._python_dispatch import _get_current_dispatch_mode

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rag_explain.encoder import Encoder
+from rag_explain.encoder.model import Encoder
 from rag_explain.linear import ATTN_LRP, JACOBIAN, LRP
-from rag_explain.methods.bilrp import freeze
+from rag_explain.methods.frozen import freeze
 from tests.support.models import ARCHITECTURES, TEXTS, tiny
 from tests.support.references import gradient_rows, lrp_rows
 
@@ -32,15 +32,15 @@ def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_recording_changes_no_bit_of_the_forward_pass(encoder, layer, rules):
     for texts in (TEXTS, TEXTS[:1]):
-        batch = encoder.tokenize(texts, "document")
-        assert torch.equal(freeze(encoder, batch, layer, rules).embedding, encoder.run(batch))
+        batch = encoder.read(texts, "document")
+        assert torch.equal(freeze(encoder, batch, layer, rules)[0].embedding, encoder.run(batch))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("layer", LAYERS)
 def test_rows_equal_one_backward_pass_per_dimension_under_the_rules(encoder, layer):
-    batch = encoder.tokenize(TEXTS, "document")
-    frozen = freeze(encoder, batch, layer, LRP)
+    batch = encoder.read(TEXTS, "document")
+    frozen = freeze(encoder, batch, layer, LRP)[0]
     pushed, pulled = frozen.push_rows()[0], frozen.pull_rows()[0]
     for index in range(len(TEXTS)):  # the oracle reads one text at a time, without padding
         alone = batch.select([index]).features
@@ -53,8 +53,8 @@ def test_rows_equal_one_backward_pass_per_dimension_under_the_rules(encoder, lay
 @torch.no_grad()
 @pytest.mark.parametrize("layer", LAYERS)
 def test_rows_without_rules_equal_gradient_times_input(encoder, layer):
-    batch = encoder.tokenize(TEXTS, "document")
-    frozen = freeze(encoder, batch, layer, JACOBIAN)
+    batch = encoder.read(TEXTS, "document")
+    frozen = freeze(encoder, batch, layer, JACOBIAN)[0]
     pushed, pulled = frozen.push_rows()[0], frozen.pull_rows()[0]
     for index in range(len(TEXTS)):
         with torch.enable_grad():
@@ -69,8 +69,8 @@ def test_rows_without_rules_equal_gradient_times_input(encoder, layer):
 @pytest.mark.parametrize("rules", [LRP, ATTN_LRP], ids=lambda rules: rules.name)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_rows_and_rest_sum_to_the_embedding(encoder, layer, rules):
-    batch = encoder.tokenize(TEXTS, "document")
-    frozen = freeze(encoder, batch, layer, rules)
+    batch = encoder.read(TEXTS, "document")
+    frozen = freeze(encoder, batch, layer, rules)[0]
     for rows, rest in (frozen.push_rows(), frozen.pull_rows()):
         assert _relative(rows.sum(dim=1) + rest, frozen.embedding) < encoder.architecture.tolerance
 
@@ -78,8 +78,8 @@ def test_rows_and_rest_sum_to_the_embedding(encoder, layer, rules):
 @torch.no_grad()
 @pytest.mark.parametrize("rules", [LRP, ATTN_LRP, JACOBIAN], ids=lambda rules: rules.name)
 def test_pull_is_the_transpose_of_push(encoder, rules):
-    batch = encoder.tokenize(TEXTS, "document")
-    frozen = freeze(encoder, batch, 0, rules)
+    batch = encoder.read(TEXTS, "document")
+    frozen = freeze(encoder, batch, 0, rules)[0]
     rows, rest = frozen.push_rows()
     cotangents = torch.randn(3, len(TEXTS), frozen.embedding.shape[1], dtype=rows.dtype)
     tokens, biases = frozen.relevance(cotangents)
@@ -94,7 +94,7 @@ def test_without_biases_the_rows_alone_sum_to_the_embedding(encoder):
         if name.endswith("bias"):
             parameter.zero_()
     unbiased = Encoder(model)
-    frozen = freeze(unbiased, unbiased.tokenize(TEXTS, "document"), 0, LRP)
+    frozen = freeze(unbiased, unbiased.read(TEXTS, "document"), 0, LRP)[0]
     rows, rest = frozen.push_rows()
     assert rest.abs().max() < 1e-12
     assert _relative(rows.sum(dim=1), frozen.embedding) < encoder.architecture.tolerance
@@ -102,7 +102,7 @@ def test_without_biases_the_rows_alone_sum_to_the_embedding(encoder):
 
 @torch.no_grad()
 def test_chunks_of_tangents_change_nothing(encoder, monkeypatch):
-    frozen = freeze(encoder, encoder.tokenize(TEXTS, "document"), 0, LRP)
+    frozen = freeze(encoder, encoder.read(TEXTS, "document"), 0, LRP)[0]
     rows, rest = frozen.push_rows()
     assert frozen.chunk(1) == 1
     for size in (1, 2, 5, frozen.hidden.shape[1]):  # the last leaves a chunk to the biases alone, as does the first
@@ -115,7 +115,7 @@ def test_chunks_of_tangents_change_nothing(encoder, monkeypatch):
 @torch.no_grad()
 @pytest.mark.parametrize("rules", [LRP, JACOBIAN], ids=lambda rules: rules.name)
 def test_other_values_than_the_hidden_state_go_both_ways_alike(encoder, rules):
-    frozen = freeze(encoder, encoder.tokenize(TEXTS, "document"), 1, rules)
+    frozen = freeze(encoder, encoder.read(TEXTS, "document"), 1, rules)[0]
     weights = torch.randn_like(frozen.hidden)
     (pushed, rest), (pulled, other_rest) = frozen.push_rows(weights=weights), frozen.pull_rows(weights=weights)
     assert _relative(pushed, pulled) < encoder.architecture.tolerance
@@ -125,6 +125,6 @@ def test_other_values_than_the_hidden_state_go_both_ways_alike(encoder, rules):
 @torch.no_grad()
 def test_the_shorter_way_is_taken(encoder, monkeypatch):
     for text, way in (("a", "push_rows"), (" ".join(TEXTS), "pull_rows")):
-        frozen = freeze(encoder, encoder.tokenize([text], "document"), 0, LRP)
+        frozen = freeze(encoder, encoder.read([text], "document"), 0, LRP)[0]
         monkeypatch.setattr(frozen, way, lambda *_, way=way: way)
         assert frozen.rows() == way

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rag_explain import Explainer
-from rag_explain.encoder import Encoder
+from rag_explain.encoder.model import Encoder
 from rag_explain.linear import ATTN_LRP, AffineMap, Recorder
-from rag_explain.methods.bilrp import BiLRP, freeze
+from rag_explain.methods.bilrp import BiLRP
+from rag_explain.methods.frozen import freeze
 from tests.support import references
 from tests.support.models import ARCHITECTURES, TEXTS, tiny
 
@@ -116,9 +117,9 @@ def test_whole_encoders_follow_the_rules(architecture: str, layer: int) -> None:
     """Gradient times input of the model with every rule written into it, one backward pass per dimension."""
     model = tiny(architecture)
     encoder = Encoder(model)
-    batch = encoder.tokenize(TEXTS[:1], "document")
+    batch = encoder.read(TEXTS[:1], "document")
     with torch.no_grad():
-        frozen = freeze(encoder, batch, layer, ATTN_LRP)
+        frozen = freeze(encoder, batch, layer, ATTN_LRP)[0]
         rows, rest = frozen.rows()
     ruled = copy.deepcopy(model).requires_grad_(False)
     references._apply_rules(ruled, gated=False)
@@ -130,7 +131,7 @@ def test_whole_encoders_follow_the_rules(architecture: str, layer: int) -> None:
 
 def test_the_option_is_named_in_the_settings_and_differs() -> None:
     encoder = Encoder(tiny("bert"))
-    batch = encoder.tokenize(TEXTS, "document")
+    batch = encoder.read(TEXTS, "document")
     with torch.no_grad():
         plain, other = (BiLRP(encoder, rules=rules).factor(batch)[0] for rules in ("lrp", "attnlrp"))
     assert plain.settings["rules"] == "lrp"

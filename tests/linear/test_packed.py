@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from rag_explain.encoder import Encoder
+from rag_explain.encoder.model import Encoder
 from rag_explain.linear import JACOBIAN, LRP, packed
-from rag_explain.methods.bilrp import freeze
+from rag_explain.methods.frozen import freeze
 from tests.support.models import ARCHITECTURES, TEXTS, tiny
 from tests.support.references import lrp_rows
 
@@ -68,7 +68,7 @@ def test_parameters_of_other_kinds_are_left_to_torch():
         if isinstance(module, nn.Linear):
             module.weight = Wrapped(module.weight.data)
     encoder = Encoder(model)
-    freeze(encoder, encoder.tokenize(TEXTS[:1], "query"), 0, LRP).push_rows()
+    freeze(encoder, encoder.read(TEXTS[:1], "query"), 0, LRP).push_rows()
     assert not len(packed._copies)
 
 
@@ -100,7 +100,7 @@ def test_writes_that_torch_does_not_count_are_seen(shape):
 @torch.no_grad()
 def test_one_element_that_was_changed_unseen_is_found_because_the_rows_do_not_add_up():
     encoder = Encoder(tiny("bert", dtype=torch.float32))
-    batch = encoder.tokenize(TEXTS[:1], "query")
+    batch = encoder.read(TEXTS[:1], "query")
     freeze(encoder, batch, 0, LRP).push_rows()
     (weight, *_) = [weight for weight, copy in packed._copies.items() if weight.shape == (32, 16)]
     looked_at = torch.zeros_like(weight)
@@ -109,7 +109,7 @@ def test_one_element_that_was_changed_unseen_is_found_because_the_rows_do_not_ad
     weight.data[tuple(unseen)] += 5
     assert torch.equal(packed._copies[weight].sample, packed._sample(weight))
     for _ in range(2):  # the first time without copies, then with new ones
-        frozen = freeze(encoder, batch, 0, LRP)
+        frozen = freeze(encoder, batch, 0, LRP)[0]
         rows, rest = frozen.push_rows()
         assert torch.allclose(rows.sum(dim=1) + rest, frozen.embedding, atol=1e-5)
     assert any(copy.ordered is not None for copy in packed._copies.values())
@@ -118,9 +118,9 @@ def test_one_element_that_was_changed_unseen_is_found_because_the_rows_do_not_ad
 @torch.no_grad()
 def test_derivatives_which_nothing_could_check_are_computed_without_copies():
     encoder = Encoder(tiny("bert", dtype=torch.float32))
-    frozen = freeze(encoder, encoder.tokenize(TEXTS[:1], "query"), 0, JACOBIAN)
+    frozen = freeze(encoder, encoder.read(TEXTS[:1], "query"), 0, JACOBIAN)[0]
     frozen.push_rows()
-    frozen = freeze(encoder, encoder.tokenize(TEXTS[:1], "query"), 0, LRP)
+    frozen = freeze(encoder, encoder.read(TEXTS[:1], "query"), 0, LRP)[0]
     frozen.push_rows(weights=frozen.hidden * 2)
     frozen.rest(torch.ones(1, 1, 16))
     assert not len(packed._copies)
@@ -188,8 +188,8 @@ def test_threads_at_once_get_the_same():
 def test_rows_with_copies_equal_the_oracle(name, layer, monkeypatch):
     """The oracle in double precision; the usual product, in single precision too, is no nearer to it."""
     exact, encoder = tiny(name), Encoder(tiny(name, dtype=torch.float32))
-    batch = encoder.tokenize(TEXTS[:1], "query")
-    frozen = freeze(encoder, batch, layer, LRP)
+    batch = encoder.read(TEXTS[:1], "query")
+    frozen = freeze(encoder, batch, layer, LRP)[0]
     assert frozen.hidden.dtype == torch.float32
     rows, rest = frozen.push_rows()
     assert any(copy.ordered is not None for copy in packed._copies.values())

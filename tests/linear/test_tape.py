@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rag_explain import Explainer
-from rag_explain.encoder import Encoder, quiet_torch
+from rag_explain.encoder import quiet_torch
+from rag_explain.encoder.model import Encoder
 from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear import JACOBIAN, LRP
-from rag_explain.methods.bilrp import freeze
+from rag_explain.methods.frozen import freeze
 from tests.support.models import TEXTS, tiny
 from tests.support.references import gradient_rows
 
@@ -104,14 +105,14 @@ def test_followed_exactly(function):
     model = between(function)
     encoder = Encoder(model)
     with quiet_torch(encoder):
-        batch = encoder.tokenize(TEXTS, "document")
-        frozen = freeze(encoder, batch, 0, LRP)
+        batch = encoder.read(TEXTS, "document")
+        frozen = freeze(encoder, batch, 0, LRP)[0]
         rows, rest = frozen.push_rows()
         assert torch.equal(frozen.embedding, encoder.run(batch))
         assert (rows.sum(dim=1) + rest - frozen.embedding).norm() < 1e-12 * frozen.embedding.norm()
         with torch.enable_grad():
             expected = gradient_rows(model, batch.features, 0)
-        frozen = freeze(encoder, batch, 0, JACOBIAN)
+        frozen = freeze(encoder, batch, 0, JACOBIAN)[0]
         for found, _ in (frozen.push_rows(), frozen.pull_rows()):
             assert (found - expected).norm() < 1e-12 * expected.norm()
 
@@ -135,7 +136,7 @@ def a_factor_that_is_overwritten_later(module, x: Tensor) -> Tensor:
 def test_what_autograd_itself_refuses_still_sums_to_the_embedding(function):
     encoder = Encoder(between(function))
     with quiet_torch(encoder):
-        frozen = freeze(encoder, encoder.tokenize(TEXTS, "document"), 0, LRP)
+        frozen = freeze(encoder, encoder.read(TEXTS, "document"), 0, LRP)[0]
         rows, rest = frozen.push_rows()
         assert (rows.sum(dim=1) + rest - frozen.embedding).norm() < 1e-12 * frozen.embedding.norm()
 
@@ -180,7 +181,7 @@ def a_dense_layer_of_one_output(module, x: Tensor) -> Tensor:
 def test_refused_by_name_and_nothing_is_left_behind(function, named):
     encoder = Encoder(between(function))
     with quiet_torch(encoder), pytest.raises(UnsupportedOperation, match=named):
-        freeze(encoder, encoder.tokenize(TEXTS, "document"), 0, LRP)
+        freeze(encoder, encoder.read(TEXTS, "document"), 0, LRP)
     assert not torch.is_inference_mode_enabled()
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
@@ -201,4 +202,4 @@ def test_an_explainer_made_in_inference_mode():
         explainer = Explainer(model, device="cpu:0")
         first = explainer.explain(*TEXTS)
     assert explainer.explain(*TEXTS).score == pytest.approx(first.score)
-    assert next(explainer.encoder.transformer.parameters()) is next(model.parameters())
+    assert next(explainer.scorer.encoder.transformer.parameters()) is next(model.parameters())

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rag_explain.errors import MissingExtra
 from rag_explain.log import ExplanationLog, patterns
 from rag_explain.log.otel import TraceExport, content_is_captured
-from rag_explain.types import Lazy
+from rag_explain.results.deferred import Deferred
 from tests.support.answers import DOCUMENTS, QUERY, hit, hits
 
 
@@ -116,7 +116,7 @@ def test_many_long_documents_stay_within_the_default_limits(tmp_path, spans, pro
 
 def test_a_failed_explanation_has_its_state(tmp_path, spans, provider):
     with ExplanationLog(tmp_path, export=TraceExport(provider), background=False) as log:
-        log.record(query=QUERY, hits=[hit(handle=Lazy(None, status="failed", reason="no"), score=float("nan"))])
+        log.record(query=QUERY, hits=[hit(handle=Deferred(None, status="failed", reason="no"), score=float("nan"))])
     assert ours(spans).attributes["rag_explain.documents.0.explanation"] == '{"status":"failed"}'
 
 

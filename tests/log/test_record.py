@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.log import patterns
 from rag_explain.log.record import Entry, Policy, decode, digest, encode, head, whole
-from rag_explain.types import Lazy, Token
+from rag_explain.results.deferred import Deferred
+from rag_explain.texts.tokens import Token
 from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits
 
 
@@ -66,9 +67,9 @@ def test_similarities_come_back_too():
     similarities = np.arange(n_q * n_d, dtype=np.float32).reshape(n_q, n_d)
     why = explanation(similarities=similarities, additive=False)
     for policy in (Policy(matrices=True), Policy()):
-        read = decode(line(policy, hits=[hit(handle=Lazy.ready(why))])).hits[0].explanation
+        read = decode(line(policy, hits=[hit(handle=Deferred.ready(why))])).hits[0].explanation
         assert read.gap is None
-    read = decode(line(Policy(matrices=True), hits=[hit(handle=Lazy.ready(why))])).hits[0].explanation
+    read = decode(line(Policy(matrices=True), hits=[hit(handle=Deferred.ready(why))])).hits[0].explanation
     assert np.array_equal(read.similarities, similarities)
 
 
@@ -81,8 +82,8 @@ def test_hits_come_back_as_hits():
 
 
 def test_skipped_and_failed_hits_say_why():
-    failing = Lazy(lambda: 1 / 0)
-    record = decode(line(hits=[hit(handle=Lazy(None, status="skipped", reason="too long")), hit(handle=failing)]))
+    failing = Deferred(lambda: 1 / 0)
+    record = decode(line(hits=[hit(handle=Deferred(None, status="skipped", reason="too long")), hit(handle=failing)]))
     assert [(h.status, h.reason) for h in record.hits] == [
         ("skipped", "too long"),
         ("failed", "ZeroDivisionError: division by zero"),
@@ -91,7 +92,7 @@ def test_skipped_and_failed_hits_say_why():
 
 
 def test_a_pending_hit_is_computed_or_left():
-    entry = Entry.of(QUERY, None, [hit(handle=Lazy(explanation))], None)
+    entry = Entry.of(QUERY, None, [hit(handle=Deferred(explanation))], None)
     left = decode(encode(entry, Policy(), compute=False))
     assert left.data["hits"][0]["status"] == "pending"
     assert entry.hits[0].status == "pending"
@@ -103,7 +104,7 @@ def test_a_pending_hit_is_computed_or_left():
 def test_no_text_means_no_text_anywhere():
     raw = line(
         Policy(keep_text=False, matrices=True),
-        hits=[*hits(), hit(handle=Lazy(lambda: (_ for _ in ()).throw(ValueError(QUERY))))],
+        hits=[*hits(), hit(handle=Deferred(lambda: (_ for _ in ()).throw(ValueError(QUERY))))],
         metadata={},
     )
     lowered = raw.decode().lower()
@@ -139,7 +140,7 @@ def test_redaction_masks_every_string_and_keeps_offsets():
 def test_metadata_that_was_embedded_does_not_slip_past_the_redaction():
     why = explanation()
     tokens = (*why.document_tokens[:-1], Token("", 0, 0, "metadata", "anna@example.org"))
-    found = hit(handle=Lazy.ready(explanation(document_tokens=tokens)))
+    found = hit(handle=Deferred.ready(explanation(document_tokens=tokens)))
     for policy, kept in ((Policy(matrices=True), True), (Policy(matrices=True, redact=patterns("anna")), False)):
         read = decode(line(policy, hits=[found], metadata={})).hits[0].explanation
         assert any("anna" in token.piece for token in read.document_tokens) is kept

@@ -9,8 +9,11 @@ from rag_explain.log import ExplanationLog, patterns
 from rag_explain.log.diff import diff
 from rag_explain.log.files import Folder
 from rag_explain.log.verify import verify
-from rag_explain.retrieval import Found, Retrieval
-from rag_explain.types import Embedded, Hit, Hits, Lazy, Token
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.hits import Hit, Hits
+from rag_explain.retrieval import HitExplainer, RetrievedDocument
+from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Token
 from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits
 from tests.support.models import tiny
 
@@ -29,7 +32,7 @@ def search(explainer: Explainer, query: str = QUERY, order: tuple[int, ...] = (0
             rank=rank,
             score=found[at].score,
             metric="cosine",
-            handle=Lazy.ready(found[at]),
+            handle=Deferred.ready(found[at]),
         )
         for rank, at in enumerate(order)
     ]
@@ -52,7 +55,7 @@ def test_explanations_by_sentence_are_compared_by_sentence(tmp_path, explainer):
     for name in ("before", "after"):
         with ExplanationLog(tmp_path / name, matrices=True) as log:
             why = explainer.explain(QUERY, " ".join(DOCUMENTS)).by_sentence()
-            log.record(query=QUERY, hits=[hit(" ".join(DOCUMENTS), handle=Lazy.ready(why))])
+            log.record(query=QUERY, hits=[hit(" ".join(DOCUMENTS), handle=Deferred.ready(why))])
     (finding,) = verify(tmp_path / "before", lambda logged: explainer)
     assert finding.outcome == "holds"
     (move,) = diff(tmp_path / "before", tmp_path / "after")
@@ -116,16 +119,16 @@ def test_what_was_embedded_beside_the_text_is_not_guessed(tmp_path, explainer):
     why = explanation()
     tokens = (*why.document_tokens[:-1], Token("", 0, 0, "metadata", "title"))
     with ExplanationLog(tmp_path) as log:
-        log.record(query=QUERY, hits=[hit(handle=Lazy.ready(explanation(document_tokens=tokens)))])
+        log.record(query=QUERY, hits=[hit(handle=Deferred.ready(explanation(document_tokens=tokens)))])
     (finding,) = verify(tmp_path, lambda logged: explainer)
     assert finding.outcome == "unknown"
     assert "more than the document's text" in finding.reason
 
 
 def embedded_with_metadata(explainer: Explainer) -> Hits:
-    passage = Embedded(f"title: by anna\n\n{DOCUMENTS[0]}\n\nlang: en", 16, 16 + len(DOCUMENTS[0]))
+    passage = Passage(f"title: by anna\n\n{DOCUMENTS[0]}\n\nlang: en", 16, 16 + len(DOCUMENTS[0]))
     assert passage.text == DOCUMENTS[0]
-    return Retrieval(explainer).hits(QUERY, [Found(id="doc-0", text=passage, score=None)], "eager")
+    return HitExplainer(explainer).hits(QUERY, [RetrievedDocument(id="doc-0", text=passage, score=None)], "eager")
 
 
 def test_what_was_embedded_beside_the_text_is_kept_and_computed_again(tmp_path, explainer):
@@ -167,7 +170,7 @@ def test_what_was_embedded_beside_the_text_is_redacted_keyed_left_out_and_erased
 
 def test_hits_without_explanation_and_erased_ones_are_unknown(tmp_path, explainer):
     with ExplanationLog(tmp_path) as log:
-        log.record(query=QUERY, hits=[hit(handle=Lazy(None, status="skipped", reason="too long")), hits()[1]])
+        log.record(query=QUERY, hits=[hit(handle=Deferred(None, status="skipped", reason="too long")), hits()[1]])
         log.erase(documents=["doc-1"])
     reasons = [finding.reason for finding in verify(tmp_path, lambda logged: explainer)]
     assert reasons == ["there is no explanation: too long", "the document was erased"]

@@ -15,7 +15,7 @@ import pytest
 
 from rag_explain.errors import InvalidInput, LogError
 from rag_explain.log import ExplanationLog, find, patterns, records, summaries
-from rag_explain.types import Lazy
+from rag_explain.results.deferred import Deferred
 from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits
 from tests.support.processes import environment
 
@@ -102,7 +102,7 @@ def test_explanations_are_computed_in_the_background(log):
         threads.append(threading.current_thread().name)
         return explanation()
 
-    record_id = log.record(query=QUERY, hits=[hit(handle=Lazy(compute))])
+    record_id = log.record(query=QUERY, hits=[hit(handle=Deferred(compute))])
     assert log.find(record_id).hits[0].explanation is not None
     assert threads == ["rag-explain-log"]
 
@@ -114,7 +114,7 @@ def test_the_background_gives_way_to_the_host(log):
         found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return explanation()
 
-    log.record(query=QUERY, hits=[hit(handle=Lazy(compute))])
+    log.record(query=QUERY, hits=[hit(handle=Deferred(compute))])
     log.flush()
     assert found == [10]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 10
@@ -122,7 +122,7 @@ def test_the_background_gives_way_to_the_host(log):
 
 def test_pending_can_be_left(tmp_path):
     with ExplanationLog(tmp_path, pending="leave") as log:
-        original = hit(handle=Lazy(explanation))
+        original = hit(handle=Deferred(explanation))
         record = log.find(log.record(query=QUERY, hits=[original]))
     assert original.status == "pending"
     assert record.data["hits"][0]["status"] == "pending"
@@ -138,10 +138,10 @@ def test_computing_stops_before_dropping_starts(tmp_path):
         return explanation()
 
     with ExplanationLog(tmp_path, queue=10) as log:
-        first = log.record(query="slow", hits=[hit(handle=Lazy(slow)), hit(handle=Lazy(explanation))])
+        first = log.record(query="slow", hits=[hit(handle=Deferred(slow)), hit(handle=Deferred(explanation))])
         assert started.wait(10)
         for number in range(10):
-            log.record(query=f"{number}", hits=[hit(handle=Lazy(explanation))])
+            log.record(query=f"{number}", hits=[hit(handle=Deferred(explanation))])
         go_on.set()
         assert log.flush(30)
         assert log.counts.dropped == 0
@@ -153,11 +153,11 @@ def test_computing_stops_before_dropping_starts(tmp_path):
 
 def test_closing_computes_what_is_pending_when_there_is_time(tmp_path):
     with ExplanationLog(tmp_path) as log:
-        record_id = log.record(query=QUERY, hits=[hit(handle=Lazy(explanation))])
+        record_id = log.record(query=QUERY, hits=[hit(handle=Deferred(explanation))])
     assert find(tmp_path, record_id).hits[0].explanation is not None
     log = ExplanationLog(tmp_path)
-    record_id = log.record(query=QUERY, hits=[hit(handle=Lazy(lambda: time.sleep(0.2) or explanation()))] * 2)
-    later = log.record(query=QUERY, hits=[hit(handle=Lazy(explanation))])
+    record_id = log.record(query=QUERY, hits=[hit(handle=Deferred(lambda: time.sleep(0.2) or explanation()))] * 2)
+    later = log.record(query=QUERY, hits=[hit(handle=Deferred(explanation))])
     assert log.close(compute=False)
     assert find(tmp_path, later).data["hits"][0]["status"] == "pending"
 
@@ -171,9 +171,9 @@ def test_closing_stops_computing_when_there_is_none(tmp_path):
         return explanation()
 
     log = ExplanationLog(tmp_path)
-    log.record(query="slow", hits=[hit(handle=Lazy(slow))])
+    log.record(query="slow", hits=[hit(handle=Deferred(slow))])
     assert started.wait(10)
-    late = hit(handle=Lazy(explanation))
+    late = hit(handle=Deferred(explanation))
     log.record(query="late", hits=[late])
     assert not log.close(0.1)
     go_on.set()
@@ -380,7 +380,7 @@ if child:
 
 def test_ten_thousand_records_are_written_and_listed_quickly(tmp_path):
     answers = [hit(document, rank) for rank, document in enumerate(DOCUMENTS)]
-    answers = [replace(item, handle=Lazy.ready(item.explanation.by_word())) for item in answers]
+    answers = [replace(item, handle=Deferred.ready(item.explanation.by_word())) for item in answers]
     log = ExplanationLog(tmp_path, queue=20_000)
     for number in range(10_000):
         log.record(query=QUERY, answer=f"answer {number}", hits=answers)

@@ -157,7 +157,7 @@ def test_other_methods_refuse_a_multivector_encoder() -> None:
         Explainer(colbert(), "bilrp")
     explainer = Explainer(colbert())
     with pytest.raises(UnsupportedModel, match="use alignment"):
-        explainer.encoder.run(explainer.encoder.tokenize([QUERY], "query"))
+        explainer.scorer.encoder.run(explainer.scorer.encoder.read([QUERY], "query"))
 
 
 def test_merged_token_vectors_are_refused() -> None:
@@ -173,7 +173,7 @@ def test_a_saved_multivector_encoder_is_found_by_its_folder(tmp_path: Path) -> N
     model = colbert()
     model.save_pretrained(str(tmp_path))
     explainer = Explainer(str(tmp_path))
-    assert explainer.encoder.is_multivector
+    assert explainer.scorer.methods == ("alignment",)
     wanted = float(model.similarity(model.encode_query([QUERY]), model.encode_document([DOCUMENT]))[0, 0])
     assert explainer.explain(QUERY, DOCUMENT).score == pytest.approx(wanted, rel=1e-4)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rag_explain import Explainer
-from rag_explain.encoder import Encoder
+from rag_explain.encoder.model import Encoder
 from rag_explain.errors import InvalidInput
 from rag_explain.methods.baselines import IntegratedGradients, similarity_gradients
 from tests.support.models import TEXTS, tiny
@@ -49,7 +49,7 @@ def test_integrated_gradients_follow_their_equation(architecture: str) -> None:
     encoder = Encoder(model)
     method = IntegratedGradients(encoder, 1, tolerance=1e-14, max_nodes=4)
     with torch.no_grad():
-        (found,) = method.explain(encoder.tokenize([QUERY], "query"), encoder.tokenize([DOCUMENT], "document"))
+        (found,) = method.explain(encoder.read([QUERY], "query"), encoder.read([DOCUMENT], "document"))
     a = integrated_jacobian(model, QUERY, 1, normalise=True, nodes=4, task="query")
     b = integrated_jacobian(model, DOCUMENT, 1, normalise=True, nodes=4)
     # IG_i of the cosine with b held is <integrated Jacobian of the unit embedding, unit b>.

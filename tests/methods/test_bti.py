@@ -63,7 +63,7 @@ def test_scores_follow_the_steps(architecture: str, layer: int, kind: Any) -> No
     # Words from tokens, one by one.
     words = []
     for batch, values, weights in zip(
-        (explainer.encoder.tokenize([QUERY], "query"), explainer.encoder.tokenize([DOCUMENT], "document")),
+        (explainer.scorer.encoder.read([QUERY], "query"), explainer.scorer.encoder.read([DOCUMENT], "document")),
         vectors,
         saliency,
         strict=True,

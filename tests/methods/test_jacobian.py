@@ -8,10 +8,11 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from rag_explain import Explainer
-from rag_explain.encoder import Encoder
+from rag_explain.encoder.model import Encoder
+from rag_explain.encoder.reference import reference_features
 from rag_explain.errors import InvalidInput, UnsupportedModel
-from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians, Path, _next_nodes
-from rag_explain.reference import reference_features
+from rag_explain.methods.integration_path import IntegrationPath
+from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians, _next_nodes
 from tests.support.models import TEXTS, tiny
 from tests.support.references_jacobian import integrated_jacobian
 
@@ -26,8 +27,8 @@ def _no_autograd():
         yield
 
 
-def rows_of(method: IntegratedJacobians | ExactJacobians, text: str) -> tuple[torch.Tensor, Path]:
-    path = method.path(method.encoder.tokenize([text], "document"), 0)
+def rows_of(method: IntegratedJacobians | ExactJacobians, text: str) -> tuple[torch.Tensor, IntegrationPath]:
+    path = method.path(method.encoder.read([text], "document"), 0)
     return path.rows(2**24), path
 
 
@@ -91,7 +92,7 @@ def test_cold_warm_and_padded_batches_agree(method: str, architecture: str) -> N
     explainer = Explainer(tiny(architecture), method, layer=1, tolerance=1e-4, max_nodes=24)
     documents = [DOCUMENT, "The moon.", DOCUMENT + " " + DOCUMENT]
     (half,) = explainer.factor([QUERY], "query")
-    batch = explainer.encoder.tokenize(documents, "document")
+    batch = explainer.scorer.encoder.read(documents, "document")
     cold = explainer.method.cold(half, batch)
     warm = [explainer.method.pair(half, factors) for factors in explainer.factor(documents)]
     alone = [explainer.explain(QUERY, document) for document in documents]
@@ -225,6 +226,6 @@ def test_on_the_real_encoder_the_integral_is_reached(layer: int) -> None:
 def test_on_the_real_encoder_rows_follow_the_equation() -> None:
     explainer = Explainer("all-MiniLM-L6-v2", "ij", layer=5, tolerance=1e-4)
     rows, _ = rows_of(explainer.method, "a dog runs")  # type: ignore[arg-type]  # it is ij
-    model = SentenceTransformer(explainer.encoder._twin[0].auto_model.name_or_path, device="cpu")
+    model = SentenceTransformer(explainer.scorer.encoder._twin[0].auto_model.name_or_path, device="cpu")
     wanted = integrated_jacobian(model, "a dog runs", 5, normalise=True, nodes=12)
     assert (rows - wanted.rows).abs().max() < 1e-4

@@ -5,7 +5,7 @@ import pytest
 
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput
-from rag_explain.methods.subspace import OTHER
+from rag_explain.methods.slices import OTHER
 from tests.support.models import TEXTS, tiny
 
 QUERY, DOCUMENT = TEXTS

@@ -13,7 +13,7 @@ import pytest
 
 from rag_explain.render.html import write_page
 from rag_explain.render.notebook import fragment
-from rag_explain.types import Hits
+from rag_explain.results.hits import Hits
 from tests.support.samples import DOCUMENT, HOSTILE, explain, hits, hostile
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_explain.render.notebook import fragment
-from rag_explain.types import Hit, Hits
+from rag_explain.results.hits import Hit, Hits
 from tests.support.samples import DOCUMENT, HOSTILE, OTHER, QUERY, explain, hits, hostile
 
 ALLOWED = {"div", "span", "b", "details", "summary", "table", "tbody", "tr", "th", "td"}

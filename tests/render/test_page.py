@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_explain.render.html import LONG, write_page
-from rag_explain.types import Hit
+from rag_explain.results.hits import Hit
 from tests.support.samples import HOSTILE, OTHER, explain, hits, hostile
 
 

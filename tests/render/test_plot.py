@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from rag_explain.errors import InvalidInput, MissingExtra
-from rag_explain.types import Explanation
+from rag_explain.results.explanation import Explanation
 from tests.support.samples import DOCUMENT, HOSTILE, explain
 
 LONG = " ".join(f"Sentence number {k} is about a bank and a password." for k in range(12))

@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from rag_explain.render.terminal import explanation_view, hits_view, plain_text
-from rag_explain.types import Hit, Hits, Lazy, Unit
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.hits import Hit, Hits
+from rag_explain.texts.tokens import Unit
 from tests.support.samples import DOCUMENT, HOSTILE, OTHER, explain, hits
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -77,7 +79,7 @@ def test_hits_share_one_scale_and_say_why_one_is_not_explained() -> None:
     def fail() -> None:
         raise RuntimeError("boom")
 
-    found.append(Hit(id="doc-4", text=None, rank=4, score=0.1, metric="cosine", handle=Lazy(fail)))  # type: ignore[arg-type]
+    found.append(Hit(id="doc-4", text=None, rank=4, score=0.1, metric="cosine", handle=Deferred(fail)))  # type: ignore[arg-type]
     text = ESCAPES.sub("", rendered(hits_view(found)))
     assert text.count("How do I reset") == 1
     for part in ("doc-1", "doc-2", "No explanation (skipped): not asked for", "(failed): RuntimeError: boom"):
@@ -107,7 +109,7 @@ def test_hostile_documents_send_no_escape_to_the_terminal() -> None:
         assert "[bold red]" in plain_text(explanation, top=0)
     output = rendered(explanation_view(explanation))
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", ESCAPES.sub("", output))
-    hit = Hit(id="\x1b[2J", text=None, rank=1, score=0.0, metric="\x1b[1m", handle=Lazy.ready(explanation))
+    hit = Hit(id="\x1b[2J", text=None, rank=1, score=0.0, metric="\x1b[1m", handle=Deferred.ready(explanation))
     assert "\x1b[2J" not in rendered(hits_view([hit]))
 
 

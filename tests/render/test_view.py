@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from rag_explain.errors import InvalidInput
 from rag_explain.render import view
-from rag_explain.types import Explanation, Hit, Lazy, Token
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit
+from rag_explain.texts.tokens import Token
 from tests.support.samples import DOCUMENT, HOSTILE, OTHER, explain, hits
 from tests.support.strategies import TEXTS, make
 
@@ -108,7 +111,7 @@ def test_notices_and_source_name_what_a_reader_must_know() -> None:
 
 def test_facts_of_a_hit() -> None:
     exact = explain(matrix=np.zeros_like(explain().matrix), score=0.78)
-    hit = Hit(id="a", text=None, rank=1, score=0.42, metric="squared L2", handle=Lazy.ready(exact))
+    hit = Hit(id="a", text=None, rank=1, score=0.42, metric="squared L2", handle=Deferred.ready(exact))
     assert view.facts(hit) == "0.4200 squared L2 · exact similarity 0.7800 · the index differs by +0.0100"
     assert view.facts(replace(hit, score=None)) == "no score of its own · exact similarity 0.7800"
     assert view.facts(hits()[0]).endswith(" cosine")

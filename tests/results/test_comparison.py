@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import spearmanr
 
 from rag_explain import Explainer
-from rag_explain.comparison import rank_correlation
 from rag_explain.errors import InvalidInput
+from rag_explain.results.comparison import rank_correlation
 from tests.support.models import TEXTS, tiny
 
 QUERY, DOCUMENT = TEXTS

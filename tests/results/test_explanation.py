@@ -19,7 +19,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rag_explain.errors import FormatError, InvalidInput
-from rag_explain.types import Explanation, Factors, Hit, Hits, Lazy, Token
+from rag_explain.factors import Factors
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit, Hits
+from rag_explain.texts.tokens import Token
 from tests.support.samples import DOCUMENT, HOSTILE, explain, hits, tokens_of
 from tests.support.strategies import TEXTS, make
 
@@ -222,7 +226,7 @@ def test_factors_survive_pickle_and_check_their_shapes() -> None:
 
 
 def pending(compute: Any) -> Hit:
-    return Hit(id="a", text="t", rank=1, score=0.5, metric="cosine", handle=Lazy(compute))
+    return Hit(id="a", text="t", rank=1, score=0.5, metric="cosine", handle=Deferred(compute))
 
 
 def test_a_lazy_explanation_is_computed_once_by_many_threads() -> None:

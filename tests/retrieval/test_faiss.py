@@ -17,7 +17,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.explainer import Explainer
 from rag_explain.faiss import FaissRetriever
-from rag_explain.types import Embedded, Hits
+from rag_explain.results.hits import Hits
+from rag_explain.texts.passage import Passage
 from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog bark at the moon?"
@@ -254,7 +255,7 @@ def test_an_index_of_another_model_is_noticed(caplog: pytest.LogCaptureFixture) 
 def test_saved_and_loaded_it_finds_the_same_and_holds_no_pickle(name: str, tmp_path: Path) -> None:
     index, ids = build(name)
     documents: dict[int, Any] = dict(zip(ids, TEXTS, strict=True))
-    documents[ids[3]] = Embedded(f"topic: animals\n\n{TEXTS[3]}", 16)
+    documents[ids[3]] = Passage(f"topic: animals\n\n{TEXTS[3]}", 16)
     metadata = {row: {"row": row, "tag": "größe"} for row in ids}
     retriever = FaissRetriever(index, documents, explainer(), metadata=metadata)
     retriever.save(tmp_path / "index")

@@ -8,7 +8,7 @@ from sentence_transformers.base.modules import Dense
 from torch import nn
 
 from rag_explain.cli import main
-from rag_explain.doctor import examine
+from rag_explain.methods.checks import examine
 from tests.support.models import ARCHITECTURES, folder, tiny
 
 

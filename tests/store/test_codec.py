@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_explain.errors import FormatError, InvalidInput, StoreError
+from rag_explain.factors import Factors
 from rag_explain.store.codec import Precision, decode, encode, stored_loss, stored_precision
-from rag_explain.types import Factors, Token
+from rag_explain.texts.tokens import Token
 from tests.support.synthetic import make_factors, make_key
 
 KEY = make_key()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rag_explain.errors import InvalidInput
 from rag_explain.store import factors_key
-from rag_explain.types import Embedded
+from rag_explain.texts.passage import Passage
 
 SETTINGS = {
     "role": "document",
@@ -31,7 +31,7 @@ CHANGES = [
 
 def test_every_part_of_the_key_changes_it() -> None:
     keys = [factors_key("a text", **{**SETTINGS, **change}) for change in CHANGES]
-    texts = ["a text ", "A text", "", Embedded("a text", 2, 6), Embedded("a text", 0, 5)]
+    texts = ["a text ", "A text", "", Passage("a text", 2, 6), Passage("a text", 0, 5)]
     keys += [factors_key(text, **SETTINGS) for text in texts]
     for left, right in combinations(keys, 2):
         assert left != right
@@ -40,7 +40,7 @@ def test_every_part_of_the_key_changes_it() -> None:
 
 def test_the_same_text_has_the_same_key_however_it_is_given() -> None:
     settings = {"rules": "lrp", "layer": 0}
-    assert factors_key(Embedded("a text"), **SETTINGS) == factors_key("a text", **{**SETTINGS, "settings": settings})
+    assert factors_key(Passage("a text"), **SETTINGS) == factors_key("a text", **{**SETTINGS, "settings": settings})
 
 
 @given(st.text(), st.text())

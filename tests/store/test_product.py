@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from rag_explain.factors import Factors
+from rag_explain.pairing import Placed, multiply, pairs
 from rag_explain.store import product
-from rag_explain.store.memory import Memory, Resident
-from rag_explain.store.product import multiply, pair_products
-from rag_explain.types import Factors
+from rag_explain.store.memory import Memory
 from tests.support.synthetic import make_factors
 
 
-def residents(lengths: list[int], h: int = 16) -> tuple[list[Factors], list[Resident]]:
+def residents(lengths: list[int], h: int = 16) -> tuple[list[Factors], list[Placed]]:
     factors = [make_factors(seed, n=n, h=h, norm=1.0 + seed) for seed, n in enumerate(lengths)]
     memory = Memory()
     return factors, [memory.put(bytes([seed]), half) for seed, half in enumerate(factors)]
@@ -21,7 +21,7 @@ def residents(lengths: list[int], h: int = 16) -> tuple[list[Factors], list[Resi
 def test_every_document_gets_the_product_of_its_own_factors(lengths: list[int]) -> None:
     query = make_factors(99, n=4, norm=3.0)
     factors, documents = residents(lengths)
-    matrices, scores = pair_products(query, documents)
+    matrices, scores = pairs(query, documents)
     left = np.vstack([query.rows, query.rest]).astype(np.float64)
     for half, matrix, score in zip(factors, matrices, scores, strict=True):
         right = np.vstack([half.rows, half.rest]).astype(np.float64)
@@ -42,7 +42,7 @@ def test_ten_documents_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "mm", counted)
     _, documents = residents([105] * 10)
-    pair_products(make_factors(99, n=4), documents)
+    pairs(make_factors(99, n=4), documents)
     assert products == [(16, 1060)]
 
 

@@ -6,7 +6,11 @@ import re
 
 import numpy as np
 
-from rag_explain.types import Explanation, Hit, Lazy, Token
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit
+from rag_explain.texts.tokens import Token
+from tests.support.samples import with_notices
 
 QUERY = "How do bees find their way home?"
 DOCUMENTS = (
@@ -37,7 +41,7 @@ def explanation(query: str = QUERY, document: str = DOCUMENTS[0], seed: int = 0,
         "fingerprint": "f" * 32,
         "provenance": {"path": "cold", "seconds": 0.01},
     }
-    return Explanation(**{**fields, **changes})
+    return Explanation(**{**fields, **with_notices((), changes)})
 
 
 def hit(document: str = DOCUMENTS[0], rank: int = 0, query: str = QUERY, seed: int = 0, **changes) -> Hit:
@@ -49,7 +53,7 @@ def hit(document: str = DOCUMENTS[0], rank: int = 0, query: str = QUERY, seed: i
         "score": why.score,
         "metric": "cosine",
         "metadata": {"source": "bees.md"},
-        "handle": Lazy.ready(why),
+        "handle": Deferred.ready(why),
     }
     return Hit(**{**fields, **changes})
 

@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rag_explain.segments import word_spans
-from rag_explain.types import Explanation, Hit, Hits, Lazy, Token
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit, Hits
+from rag_explain.results.notices import OTHER_RANKING, Notice, truncation
+from rag_explain.texts.segments import word_spans
+from rag_explain.texts.tokens import Token
 
 QUERY = "How do I reset a forgotten bank password?"
 DOCUMENT = (
@@ -68,10 +72,18 @@ def explain(
         "settings": {"layer": 0},
         "model": "all-MiniLM-L6-v2",
         "fingerprint": "0" * 16,
-        "truncated": () if limit is None else ("document",),
+        "notices": [] if limit is None else [truncation("document")],
         "provenance": {"path": "cold", "seconds": 0.4},
     }
-    return Explanation(**fields | changes)
+    return Explanation(**fields | with_notices(fields["notices"], changes))
+
+
+def with_notices(notices: Sequence[Notice], changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes of an explanation's fields, in which `surrogate` and `truncated` stand for the notices they come from."""
+    more = [truncation(side) for side in changes.pop("truncated", ())]
+    reason = changes.pop("surrogate", None)
+    more += [] if reason is None else [Notice(OTHER_RANKING, reason)]
+    return {"notices": (*notices, *more), **changes}
 
 
 def hits(query: str = QUERY, documents: Sequence[str] = (DOCUMENT, OTHER)) -> Hits:
@@ -87,7 +99,7 @@ def hits(query: str = QUERY, documents: Sequence[str] = (DOCUMENT, OTHER)) -> Hi
                 score=explanation.score,
                 metric="cosine",
                 metadata={"source": f"file-{rank}.md"},
-                handle=Lazy.ready(explanation),
+                handle=Deferred.ready(explanation),
             )
         )
     return Hits(found)
@@ -98,7 +110,7 @@ def hostile(text: str) -> list[Hit]:
     explanation: Explanation = explain(
         query=text, document=text, method=text, model=text, surrogate=text, settings={text: text}, references={text: 1}
     )
-    handle = Lazy.ready(explanation)
-    failed = Lazy(None, status="failed", reason=text)
+    handle = Deferred.ready(explanation)
+    failed = Deferred(None, status="failed", reason=text)
     common: dict[str, Any] = {"id": text, "text": text, "score": 0.5, "metric": text, "metadata": {text: text}}
     return [Hit(rank=1, handle=handle, **common), Hit(rank=2, handle=failed, **common)]

@@ -7,8 +7,10 @@ import random
 import numpy as np
 from hypothesis import strategies as st
 
-from rag_explain.segments import Span
-from rag_explain.types import Explanation, Token
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.notices import truncation
+from rag_explain.texts.segments import Span
+from rag_explain.texts.tokens import Token
 
 CHARACTERS = "ab Z'’-.,!?\n\t\r\u0301\u200d\u200c\ufe0f東京。ーアไทยก็नमस्ते।👩👧🇫🇷5\u202e\u00a0<&_\x00"
 TEXTS = st.one_of(st.text(alphabet=CHARACTERS, max_size=60), st.text(max_size=40))
@@ -46,6 +48,6 @@ def make(query: str, document: str, seed: int, truncated: bool = False) -> Expla
         method="bilrp",
         settings={"layer": 0, "rules": ("a", 1)},
         references={"query": 0.5} if seed % 3 else None,
-        truncated=("document",) if truncated else (),
+        notices=(truncation("document"),) if truncated else (),
         provenance={"path": "cold", "timings": {"push": np.float32(0.5)}},
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from rag_explain.factors import Factors
 from rag_explain.store import Entry, factors_key
-from rag_explain.types import Factors, Token
+from rag_explain.texts.tokens import Token
 
 
 def make_factors(seed: int = 0, n: int = 7, h: int = 16, scale: float = 0.1, **changes: object) -> Factors:

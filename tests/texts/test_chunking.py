@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_explain.chunking import chunk_spans
-from rag_explain.encoder import Encoder
+from rag_explain.encoder.model import Encoder
 from rag_explain.errors import InvalidInput
+from rag_explain.texts.chunking import chunk_spans
 from tests.support.models import tiny
 
 
 @cache
 def encoder() -> Encoder:
-    return Encoder(tiny(dtype=torch.float32, prompts={"document": "passage: "}))
+    return Encoder(tiny(dtype=torch.float32, prompts={"document": "passage: "})).reader
 
 
 def test_sentences_are_kept_together_where_they_fit() -> None:
@@ -41,7 +41,7 @@ def test_nothing_but_blanks_is_lost_and_nothing_is_truncated(words: list[str], s
         assert cursor <= start < end
         assert not text[cursor:start].strip()
         cursor = end
-        assert not encoder().tokenize([text[start:end]], "document").truncated[0]
+        assert not encoder().read([text[start:end]], "document").truncated[0]
     assert not text[cursor:].strip()
 
 

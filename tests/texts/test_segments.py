@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from rag_explain.segments import group, sentence_spans, word_spans
+from rag_explain.texts.segments import group, sentence_spans, word_spans
 from tests.support.strategies import TEXTS, cut
 
 # Letters, marks, joiners, blanks, scripts without spaces, emoji, full stops: what makes segmentation go wrong.

@@ -22,8 +22,10 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 
 from langchain_rag_explain.documents import ExplainedDocument, get_explanation
+from rag_explain import Explanation
 from rag_explain.log import ExplanationLog
-from rag_explain.types import Hit, Lazy
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.hits import Hit
 
 _QUESTIONS = ("input", "question", "query", "messages")
 _ANSWERS = ("answer", "output", "result", "text", "response", "messages")
@@ -230,7 +232,9 @@ def _hit(document: Document, hit: Hit | None, rank: int) -> Hit:
     if hit is not None:
         return replace(hit, rank=rank)
     explanation = get_explanation(document)  # as plain data in its metadata, after a journey through JSON
-    handle = Lazy(None, status="skipped", reason="its retriever is not wrapped in an ExplainingRetriever")
+    handle: Deferred[Explanation] = Deferred(
+        None, status="skipped", reason="its retriever is not wrapped in an ExplainingRetriever"
+    )
     return Hit(
         id=document.id or f"#{rank}",
         text=document.page_content,
@@ -238,5 +242,5 @@ def _hit(document: Document, hit: Hit | None, rank: int) -> Hit:
         score=None,
         metric="unknown",
         metadata=document.metadata,
-        handle=handle if explanation is None else Lazy.ready(explanation),
+        handle=handle if explanation is None else Deferred.ready(explanation),
     )

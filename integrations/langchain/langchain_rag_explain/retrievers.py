@@ -19,8 +19,8 @@ from pydantic import Field, PrivateAttr
 
 from langchain_rag_explain.documents import ExplainedDocument
 from rag_explain.errors import InvalidInput
-from rag_explain.retrieval import Explain, Found, Retrieval, find_model, surrogate_reason
-from rag_explain.types import Hits
+from rag_explain.results.hits import Hits
+from rag_explain.retrieval import Explain, HitExplainer, RetrievedDocument, find_model, surrogate_reason
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class ExplainingRetriever(BaseRetriever):
     metadata_key: str | None = None
     """Where eager explanations also go into the documents' metadata, as plain data; None: nowhere."""
 
-    _retrieval: Retrieval = PrivateAttr()
+    _retrieval: HitExplainer = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Find out what the documents are scored by."""
@@ -73,7 +73,7 @@ class ExplainingRetriever(BaseRetriever):
         metric = self.metric or _metric(self.vectorstore)
         # Where there is a score to compare with, every explanation is checked against it: nothing need be assumed.
         surrogate = _surrogate(self.retriever, store, known=model is not None or metric != "unknown")
-        self._retrieval = Retrieval(
+        self._retrieval = HitExplainer(
             source,
             explain=self.explain,
             budget=self.budget,
@@ -162,9 +162,9 @@ class ExplainingRetriever(BaseRetriever):
         return self._retrieval.precompute([document.page_content for document in known], ids=ids, **options)
 
 
-def _found(scored: Iterable[_Scored]) -> Iterator[Found]:
+def _found(scored: Iterable[_Scored]) -> Iterator[RetrievedDocument]:
     for document, score in scored:
-        yield Found(
+        yield RetrievedDocument(
             id=document.id,
             text=document.page_content,
             score=None if score is None else float(score),

@@ -38,9 +38,9 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from rag_explain import Explainer
 from rag_explain.cli.demo import corpus
+from rag_explain.encoder.loading import packaged_path
 from rag_explain.errors import InvalidInput
-from rag_explain.models import packaged_path
-from rag_explain.types import Explanation
+from rag_explain.results.explanation import Explanation
 from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog look at the moon?"

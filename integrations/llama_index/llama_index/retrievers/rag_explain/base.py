@@ -15,7 +15,7 @@ from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from llama_index.retrievers.rag_explain.nodes import ExplainedNode, announce, embedded, found, query_string
 
 from rag_explain.errors import InvalidInput
-from rag_explain.retrieval import Explain, ExplainerSource, Retrieval, check_explain, find_model, surrogate_reason
+from rag_explain.retrieval import Explain, ExplainerSource, HitExplainer, check_explain, find_model, surrogate_reason
 
 
 class ExplainingRetriever(BaseRetriever):
@@ -55,7 +55,7 @@ class ExplainingRetriever(BaseRetriever):
             )
         metric = metric or _metric(base)
         known = model is not None or metric != "unknown"  # a score to compare with is better than any assumption
-        self._retrieval = Retrieval(
+        self._retrieval = HitExplainer(
             source,
             explain=explain,
             budget=budget,

@@ -34,7 +34,8 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.retrievers.rag_explain.nodes import ExplainedNode
 
 from rag_explain.log import ExplanationLog
-from rag_explain.types import Hit, Lazy
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.hits import Hit
 
 # A workflow that was abandoned never ends its span: beyond this many, the oldest open query is logged as it is.
 _MOST_OPEN = 10_000
@@ -340,5 +341,5 @@ def _hit(node: NodeWithScore, rank: int, known: Mapping[str, Hit]) -> Hit:
         score=None if node.score is None else float(node.score),
         metric="unknown",
         metadata=node.node.metadata,
-        handle=Lazy(None, status="skipped", reason="its retriever is not wrapped in an ExplainingRetriever"),
+        handle=Deferred(None, status="skipped", reason="its retriever is not wrapped in an ExplainingRetriever"),
     )

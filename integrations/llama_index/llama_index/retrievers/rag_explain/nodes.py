@@ -12,8 +12,9 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from rag_explain import Explanation, Hit
-from rag_explain.retrieval import Found
-from rag_explain.types import Embedded, Hits
+from rag_explain.results.hits import Hits
+from rag_explain.retrieval import RetrievedDocument
+from rag_explain.texts.passage import Passage
 
 logger = logging.getLogger(__name__)
 dispatcher = instrumentation.get_dispatcher(__name__)  # type: ignore[attr-defined]  # documented, re-exported
@@ -85,7 +86,7 @@ def announce(query: str, hits: Hits) -> None:
         logger.warning("the explanation event was not sent: %s: %s", type(error).__name__, error)
 
 
-def embedded(node: BaseNode) -> Embedded | None:
+def embedded(node: BaseNode) -> Passage | None:
     """The string that was embedded, and where in it the node's own text stands; None when it has no text."""
     try:
         string = node.get_content(metadata_mode=MetadataMode.EMBED)
@@ -96,13 +97,13 @@ def embedded(node: BaseNode) -> Embedded | None:
     if not isinstance(string, str) or not isinstance(text, str):
         return None
     if string == text:
-        return Embedded(string)
+        return Passage(string)
     # The template is filled in and stripped: blanks at the end of the text may be gone.
     for candidate in (text, text.rstrip(), text.strip()):
         start = _find(string, candidate, getattr(node, "text_template", "{content}"))
         if candidate and start >= 0:
-            return Embedded(string, start, start + len(candidate))
-    return Embedded(string)
+            return Passage(string, start, start + len(candidate))
+    return Passage(string)
 
 
 def _find(string: str, text: str, template: str) -> int:
@@ -121,10 +122,10 @@ def query_string(bundle: QueryBundle) -> tuple[str, str | None]:
     )
 
 
-def found(nodes: Sequence[NodeWithScore]) -> Iterator[Found]:
+def found(nodes: Sequence[NodeWithScore]) -> Iterator[RetrievedDocument]:
     """The nodes as `rag_explain` knows documents."""
     for node in nodes:
-        yield Found(
+        yield RetrievedDocument(
             id=node.node.node_id,
             text=embedded(node.node),
             score=None if node.score is None else float(node.score),

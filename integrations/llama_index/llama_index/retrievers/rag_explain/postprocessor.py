@@ -9,7 +9,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.retrievers.rag_explain.nodes import ExplainedNode, announce, found, query_string
 
-from rag_explain.retrieval import Retrieval, surrogate_reason
+from rag_explain.retrieval import HitExplainer, surrogate_reason
 
 _UNSEEN = "a postprocessor does not see what scored the nodes; this encoder's similarity is explained"
 
@@ -25,11 +25,11 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
         default=None, description="Why the scores are not this encoder's similarity; False: they are."
     )
 
-    _retrieval: Retrieval = PrivateAttr()
+    _retrieval: HitExplainer = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Make what explains."""
-        self._retrieval = Retrieval(
+        self._retrieval = HitExplainer(
             self.explainer,
             explain=self.explain,
             budget=self.budget,

@@ -17,24 +17,22 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_explain import pairing
 from rag_explain.errors import InvalidInput
-from rag_explain.methods.base import ColdDocument
-from rag_explain.types import Factors
+from rag_explain.factors import Factors
+from rag_explain.methods.base import ExplainedPair, explained
 
 Slices = Mapping[str, "slice | tuple[int, int]"]
 OTHER = "other dimensions"
 
 
-def split(query: Factors, document: Factors, slices: Slices) -> dict[str, ColdDocument]:
+def split(query: Factors, document: Factors, slices: Slices) -> dict[str, ExplainedPair]:
     """For each slice what it carries of the pair; dimensions in no slice come last, as `OTHER`."""
-    left, right = np.vstack([query.rows, query.rest]), np.vstack([document.rows, document.rest])
-    scale = query.norm * document.norm
-    result = {}
-    for name, dimensions in partition(slices, left.shape[1]).items():
-        matrix = left[:, dimensions] @ right[:, dimensions].T / np.float32(scale)
-        a, b = (half.embedding[dimensions].astype(np.float64) for half in (query, document))
-        result[name] = ColdDocument(document.tokens, matrix, float(a @ b) / scale, document.truncated)
-    return result
+    parts = partition(slices, query.rows.shape[1])
+    return {
+        name: explained(query, document, *pairing.pair(query, document, dimensions))
+        for name, dimensions in parts.items()
+    }
 
 
 def partition(slices: Slices, width: int) -> dict[str, NDArray[np.intp]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rag_explain.errors import InvalidInput
-from rag_explain.types import Explanation
+from rag_explain.results.explanation import Explanation
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.plain import plain
-from rag_explain.types import Explanation
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.serialization import to_plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,9 +35,7 @@ class Compared:
     @property
     def error(self) -> float | None:
         """The largest relative error that the method itself reports of its two halves; None where it has none."""
-        references = {} if self.explanation is None else self.explanation.references or {}
-        errors = [value for key, value in references.items() if key.endswith("_error")]
-        return max(errors, default=None)
+        return None if self.explanation is None else self.explanation.error
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +71,14 @@ class Comparison:
                     "method": row.method,
                     "score": None if row.explanation is None else row.explanation.score,
                     "gap": None if row.explanation is None else row.explanation.gap,
-                    "error": plain(row.error),
+                    "error": to_plain(row.error),
                     "seconds": row.seconds,
                     "reason": row.reason,
                     "explanation": None if row.explanation is None else row.explanation.to_dict(),
                 }
                 for row in self.rows
             ],
-            "agreement": plain(self.agreement),
+            "agreement": to_plain(self.agreement),
         }
 
     def __rich__(self) -> RenderableType:

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.plain import plain
+from rag_explain.results.serialization import to_plain
 
 
-class Frozen:
+class ReadOnly:
     """A dataclass of read-only arrays and mappings that can be pickled, although such mappings cannot."""
 
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]  # a dataclass
+        made = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]  # a dataclass
+        values = {name: getattr(self, name) for name in made}
         plain_values = {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in values.items()}
         return rebuild, (type(self), plain_values)
 
@@ -30,18 +31,18 @@ def rebuild(kind: type[Any], values: dict[str, Any]) -> Any:
 
 
 def readonly(array: NDArray[Any]) -> NDArray[np.float32]:
-    """`array` as float32 that nobody can write to; a copy only where somebody still could."""
+    """`array` as float32 that cannot be written to; a copy only where its memory still could be."""
     result = np.asarray(array, dtype=np.float32)
     if result is array or result.base is not None:
         owner: Any = result
         while isinstance(owner, np.ndarray) and not owner.flags.writeable:
             owner = owner.base
-        # A read-only view of an array that somebody can still write to is not read-only.
+        # A read-only view of an array that can still be written to is not read-only.
         result = result if owner is None or isinstance(owner, bytes) else result.copy()
     result.flags.writeable = False
     return result
 
 
-def frozen(mapping: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def readonly_mapping(mapping: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """A read-only copy that holds only what JSON can carry, so that a round trip gives it back equal."""
-    return None if mapping is None else MappingProxyType(plain(mapping))
+    return None if mapping is None else MappingProxyType(to_plain(mapping))

@@ -15,13 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput
-from rag_explain.types import Embedded, Explanation, Hit, Hits, Lazy, as_similarity
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit, Hits
+from rag_explain.results.metric import Metric
+from rag_explain.results.notices import MISMATCH, OTHER_RANKING, OTHER_SCORE, Notice
+from rag_explain.texts.passage import Passage
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -41,19 +46,19 @@ _HOLDERS = ("_client", "client", "_model", "model", "_embed_model", "embedding_f
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class RetrievedDocument:
     """A document as a retriever returned it: the string that was embedded, and the retriever's own score.
 
     `id` is the caller's own name of the document, under which a store can forget it; None where there is none.
     """
 
     id: str | None
-    text: str | Embedded | None
+    text: str | Passage | None
     score: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Retrieval:
+class HitExplainer:
     """Turns what a retriever found into hits with explanations. Safe to use from several threads.
 
     Args:
@@ -95,7 +100,7 @@ class Retrieval:
     def hits(
         self,
         query: str,
-        found: Iterable[Found],
+        found: Iterable[RetrievedDocument],
         explain: Explain | None = None,
         *,
         metric: str | None = None,
@@ -110,7 +115,7 @@ class Retrieval:
         handles = [
             self._handle(work, document)
             if rank < wanted
-            else Lazy(None, status="skipped", reason="an explanation was not asked for")
+            else Deferred(None, status="skipped", reason="an explanation was not asked for")
             for rank, document in enumerate(found)
         ]
         if self.is_eager(explain):
@@ -118,18 +123,20 @@ class Retrieval:
         return Hits(
             Hit(
                 id=f"#{rank}" if document.id is None else document.id,
-                text=document.text.text if isinstance(document.text, Embedded) else document.text,
+                text=document.text.text if isinstance(document.text, Passage) else document.text,
                 rank=rank,
                 score=document.score,
                 metric=metric,
                 metadata=document.metadata,
                 handle=handle,
-                around=document.text.around if isinstance(document.text, Embedded) else ("", ""),
+                around=document.text.around if isinstance(document.text, Passage) else ("", ""),
             )
             for rank, (document, handle) in enumerate(zip(found, handles, strict=True), 1)
         )
 
-    async def ahits(self, query: str, found: Iterable[Found], explain: Explain | None = None, **options: Any) -> Hits:
+    async def ahits(
+        self, query: str, found: Iterable[RetrievedDocument], explain: Explain | None = None, **options: Any
+    ) -> Hits:
         """`hits` for a running event loop: what computes, computes in a thread."""
         if self.is_eager(explain):
             return await asyncio.to_thread(self.hits, query, found, explain, **options)
@@ -154,19 +161,19 @@ class Retrieval:
                     raise
             return self._made
 
-    def precompute(self, texts: Sequence[str | Embedded], **options: Any) -> int:
+    def precompute(self, texts: Sequence[str | Passage], **options: Any) -> int:
         """Fill the explainer's store from exactly the strings that were embedded; how many were built."""
         return self.explainer.precompute(texts, **options)
 
     # ------------------------------------------------------------------ one explanation
 
-    def _handle(self, work: _Work, document: Found) -> Lazy:
+    def _handle(self, work: _Work, document: RetrievedDocument) -> Deferred[Explanation]:
         text = document.text
         if text is None:
-            return Lazy(None, status="skipped", reason="the document has no text")
-        return Lazy(lambda: self._explain(work, document, text))
+            return Deferred(None, status="skipped", reason="the document has no text")
+        return Deferred(lambda: self._explain(work, document, text))
 
-    def _explain(self, work: _Work, document: Found, text: str | Embedded) -> Explanation:
+    def _explain(self, work: _Work, document: RetrievedDocument, text: str | Passage) -> Explanation:
         explainer = self.explainer
         try:
             (explanation,) = explainer.explain_many(work.query, [text], ids=[document.id])
@@ -175,26 +182,30 @@ class Retrieval:
             logger.warning("document %r could not be explained: %s: %s", document.id, type(error).__name__, error)
             raise
 
-    def _marked(self, work: _Work, document: Found, explanation: Explanation) -> Explanation:
+    def _marked(self, work: _Work, document: RetrievedDocument, explanation: Explanation) -> Explanation:
         """Say so where what is explained is not what the retriever scored."""
-        if explanation.surrogate is not None:  # the method explains another score: there is nothing to compare
-            reason = "; ".join(filter(None, (explanation.surrogate, work.surrogate)))
-            return replace(explanation, surrogate=reason, provenance={**explanation.provenance, "similarity": None})
-        reason = work.surrogate or ""
-        claimed = as_similarity(document.score, work.metric)
-        if not reason and claimed is not None and not abs(claimed - explanation.score) <= self.tolerance:
-            reason = (
-                f"the index's score stands for a similarity of {claimed:.4f} where this encoder gives "
-                f"{explanation.score:.4f}: the index holds another model's vectors, another text's, or scaled ones"
-            )
-            if not self._said_mismatch:
-                self._said_mismatch = True
-                logger.warning("document %r: %s; its explanation is of the encoder only", document.id, reason)
-        return replace(explanation, surrogate=reason) if reason else explanation
+        if work.surrogate:
+            explanation = explanation.with_notices(Notice(OTHER_RANKING, work.surrogate))
+        metric = Metric.find(work.metric)
+        claimed = None if metric is None else metric.similarity(document.score)
+        is_other = any(notice.code == OTHER_SCORE for notice in explanation.notices)  # there is nothing to compare
+        if is_other or work.surrogate or claimed is None or abs(claimed - explanation.score) <= self.tolerance:
+            return explanation
+        reason = (
+            f"the index's score implies a similarity of {claimed:.4f}, but this encoder computes "
+            f"{explanation.score:.4f}: the index was probably built with another model, another prompt, or rescaled "
+            "vectors"
+        )
+        if not self._said_mismatch:
+            self._said_mismatch = True
+            logger.warning("document %r: %s; its explanation is of the encoder only", document.id, reason)
+        return explanation.with_notices(Notice(MISMATCH, reason))
 
     # ------------------------------------------------------------------ all explanations, now
 
-    def _compute(self, work: _Work, found: Sequence[Found], handles: list[Lazy]) -> list[Lazy]:
+    def _compute(
+        self, work: _Work, found: Sequence[RetrievedDocument], handles: list[Deferred[Explanation]]
+    ) -> list[Deferred[Explanation]]:
         pending = [rank for rank, handle in enumerate(handles) if handle.status == "pending"]
         if self.budget is not None:
             return self._compute_in_time(handles, pending, self.budget)
@@ -202,13 +213,15 @@ class Retrieval:
         try:
             explanations = self.explainer.explain_many(work.query, texts, ids=[found[rank].id for rank in pending])
             for rank, explanation in zip(pending, explanations, strict=True):
-                handles[rank] = Lazy.ready(self._marked(work, found[rank], explanation))
+                handles[rank] = Deferred.ready(self._marked(work, found[rank], explanation))
         except Exception:  # one document spoiled the batch: each of the others still gets its own chance
             for handle in handles:
                 handle.get()
         return handles
 
-    def _compute_in_time(self, handles: list[Lazy], pending: Sequence[int], budget: float) -> list[Lazy]:
+    def _compute_in_time(
+        self, handles: list[Deferred[Explanation]], pending: Sequence[int], budget: float
+    ) -> list[Deferred[Explanation]]:
         try:
             pool = _pool(self.explainer)  # made once in its life, and not on the budget of the query that came first
         except Exception:  # said by `explainer`; each hit says it too
@@ -223,7 +236,7 @@ class Retrieval:
             except TimeoutError:
                 job.cancel()
             if handles[rank].status == "pending":
-                handles[rank] = Lazy(
+                handles[rank] = Deferred(
                     None, status="skipped", reason=f"it did not fit into the time budget of {budget:g} s per query"
                 )
         return handles
@@ -238,7 +251,7 @@ class _Work:
     surrogate: str | None
 
 
-def _unless_late(handle: Lazy, deadline: float) -> None:
+def _unless_late(handle: Deferred[Explanation], deadline: float) -> None:
     if time.monotonic() < deadline:
         handle.get()
 

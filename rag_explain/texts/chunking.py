@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Protocol
 
-from rag_explain.encoder import Encoder
 from rag_explain.errors import InvalidInput
-from rag_explain.segments import Span, sentence_spans
+from rag_explain.texts.segments import Span, sentence_spans
+from rag_explain.texts.tokens import Role
 
 # Room for the special tokens of every tokenizer that is known to us.
 _SPECIAL_TOKENS = 4
 
 
-def chunk_spans(text: str, encoder: Encoder, size: int = 128) -> list[Span]:
+class TextReader(Protocol):
+    """What cutting needs to know of a model: how it splits a text, its prompts, and how much it reads."""
+
+    @property
+    def max_length(self) -> int | None: ...
+
+    def prompt(self, role: Role) -> str | None: ...
+
+    def token_offsets(self, text: str) -> list[Span]: ...
+
+
+def chunk_spans(text: str, reader: TextReader, size: int = 128) -> list[Span]:
     """Where the chunks of `text` begin and end: at most `size` tokens each, whole sentences where they fit.
 
     `text[start:end]` is a chunk, verbatim. What lies between chunks is blank.
     """
     if size < 1:
         raise InvalidInput(f"a chunk must have at least 1 token, not {size}")
-    if encoder.max_length is not None:
-        prompt = encoder.token_offsets(encoder.prompt("document") or "")
-        size = max(1, min(size, encoder.max_length - _SPECIAL_TOKENS - len(prompt)))
-    tokens = encoder.token_offsets(text)
+    if reader.max_length is not None:
+        prompt = reader.token_offsets(reader.prompt("document") or "")
+        size = max(1, min(size, reader.max_length - _SPECIAL_TOKENS - len(prompt)))
+    tokens = reader.token_offsets(text)
     begins = [start for start, _ in tokens]
     chunks: list[Span] = []
     used = 0

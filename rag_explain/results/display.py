@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-class Drawn:
+class Displayable:
     """A result, or a tuple of results, that can be looked at. Looking at a hit computes its explanation."""
 
     __slots__ = ()

@@ -1,6 +1,6 @@
-"""The twin of a user's model: the same weights, but hooks, tokenizer and attention setting of its own.
+"""A working copy of a user's model: the same weights, but hooks, tokenizer and attention setting of its own.
 
-What happens to a twin cannot be seen from the model's own `encode`, in this thread or another.
+What happens to the copy cannot be seen from the model's own `encode`, in this thread or another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
-def make_twin(model: SentenceTransformer, device: str | torch.device | None) -> SentenceTransformer:
+def make_working_copy(model: SentenceTransformer, device: str | torch.device | None) -> SentenceTransformer:
     """A copy of the module tree that shares every weight (no memory, and updates in place are seen), on its device."""
     if model.get_backend() != "torch":
         raise UnsupportedModel(f"the model runs on {model.get_backend()}: load it with backend='torch' to explain it")
@@ -26,32 +26,32 @@ def make_twin(model: SentenceTransformer, device: str | torch.device | None) -> 
     if device is None or _same_device(torch.device(device), here):
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     with torch.inference_mode(False):  # a caller's inference mode must not make inference parameters
-        twin = copy.deepcopy(model, shared)
+        working = copy.deepcopy(model, shared)
         if not shared:
-            twin.to(device)
-    twin.eval()
-    for module in twin.modules():
+            working.to(device)
+    working.eval()
+    for module in working.modules():
         module._compiled_call_impl = None
-        # torch's own attention modules run as one fused operation in evaluation, which nobody could follow.
+        # torch's own attention modules run as one fused operation in evaluation, whose parts cannot be recorded.
         if type(module) is nn.MultiheadAttention:
             module.training, module.dropout = True, 0.0
         elif type(module) is nn.TransformerEncoderLayer:
             module.training = True
         elif type(module) is nn.Dropout:
-            module.__class__ = _Still
-    return twin
+            module.__class__ = IdentityDropout
+    return working
 
 
-class _Still(nn.Dropout):
-    """Dropout in evaluation: hands on what it was given, and torch need not be asked to."""
+class IdentityDropout(nn.Dropout):
+    """Dropout in evaluation returns its input; without a call into torch, recording is faster."""
 
     def forward(self, input: Tensor) -> Tensor:
         return input
 
 
-def first_module(twin: SentenceTransformer) -> Any:
+def first_module(working: SentenceTransformer) -> Any:
     """The module that holds the transformer; refused by name when it is something else."""
-    first: Any = twin[0]
+    first: Any = working[0]
     if not hasattr(first, "auto_model"):
         raise UnsupportedModel(
             f"the model begins with {type(first).__name__}; only models that begin with a Transformer can be explained"
@@ -80,12 +80,6 @@ def find_blocks(transformer: Any) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return list(module)
     raise UnsupportedModel(f"the encoder blocks of {type(model).__name__} could not be found")
-
-
-def reading(model: Any) -> tuple[Any, ...]:
-    """What decides how a model reads a text, and is easily changed on it."""
-    prompts = tuple(sorted((model.prompts or {}).items()))
-    return model.max_seq_length, getattr(model, "truncate_dim", None), prompts, model.default_prompt_name
 
 
 def _same_device(wanted: torch.device, here: torch.device) -> bool:

@@ -1,0 +1,114 @@
+"""Texts as a model reads them: tokens, features, and which positions are padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rag_explain.texts.passage import Passage
+from rag_explain.texts.segments import Span
+from rag_explain.texts.tokens import Role, Token, Unit
+from rag_explain.texts.units import Index, all_units
+
+
+class Side(NamedTuple):
+    """One text of a pair, as a method needs it to describe the pair."""
+
+    tokens: tuple[Token, ...]
+    truncated: bool
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batch:
+    """Texts as the model reads them.
+
+    Attributes:
+        tokens: for each text, the tokens that are not padding.
+        truncated: for each text, whether the model reads only its beginning.
+        spans: for each text, where its tokens stand in the passage's string; empty where that is not known.
+        features: what the model's modules take: `input_ids` (D, n), `attention_mask` (D, n) and so on. Empty for a
+            scorer that is no torch model.
+    """
+
+    passages: tuple[Passage, ...]
+    role: Role
+    tokens: tuple[tuple[Token, ...], ...]
+    truncated: tuple[bool, ...]
+    spans: tuple[tuple[Span, ...], ...] = ()
+    features: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    def side(self, index: int) -> Side:
+        """Text `index` as one side of a pair."""
+        return Side(self.tokens[index], self.truncated[index])
+
+    def units(self, index: int, unit: Unit) -> tuple[tuple[Token, ...], Index]:
+        """The units of text `index`, and for each of its tokens the index of its unit."""
+        spans = self.spans[index] if self.spans else None
+        passage, truncated = self.passages[index], self.truncated[index]
+        return all_units(self.tokens[index], passage, unit, truncated=truncated, spans=spans)
+
+    def groups(self, unit: Unit) -> tuple[list[tuple[Token, ...]], Tensor]:
+        """The units of each text, and (D, n) the index of the unit that each position belongs to; -1 for padding."""
+        mask = used_positions(self.features)
+        groups = torch.full(mask.shape, -1, dtype=torch.long)
+        found = []
+        for index in range(len(self)):
+            units, owners = self.units(index, unit)
+            found.append(units)
+            groups[index, self.positions(index).cpu()] = torch.as_tensor(owners)
+        return found, groups.to(mask.device)
+
+    def positions(self, index: int) -> Tensor:
+        """(n_tokens,) the positions of text `index` that are not padding."""
+        return used_positions(self.features)[index].nonzero().squeeze(-1)
+
+    def unpad(self, values: Tensor) -> list[Tensor]:
+        """Values (D, n, ...) as one tensor (n_tokens, ...) per text, without those of padding."""
+        return [values[index, self.positions(index)] for index in range(len(self))]
+
+    def select(self, indices: Sequence[int]) -> Batch:
+        """Some of the texts, with no more padding than they need."""
+        return Batch(
+            passages=tuple(self.passages[i] for i in indices),
+            role=self.role,
+            tokens=tuple(self.tokens[i] for i in indices),
+            truncated=tuple(self.truncated[i] for i in indices),
+            spans=tuple(self.spans[i] for i in indices) if self.spans else (),
+            features=self._selected(list(indices)) if self.features else {},
+        )
+
+    def _selected(self, indices: list[int]) -> dict[str, Any]:
+        used = used_positions(self.features)[indices].any(dim=0).nonzero().squeeze(-1)
+        start, stop = int(used[0]), int(used[-1]) + 1
+        size = (len(self), self.features["attention_mask"].shape[1])
+        return {
+            name: value[indices, start:stop] if isinstance(value, Tensor) and tuple(value.shape[:2]) == size else value
+            for name, value in self.features.items()
+        }
+
+    def buckets(self, tokens: int) -> Iterator[list[int]]:
+        """Indices of texts of like length, so that each bucket has at most `tokens` positions and little padding."""
+        bucket: list[int] = []
+        for index in sorted(range(len(self)), key=lambda i: len(self.tokens[i])):
+            length = len(self.tokens[index])
+            crowded = length * (len(bucket) + 1) > tokens
+            if bucket and (crowded or length > 1.25 * len(self.tokens[bucket[0]]) + 4):
+                yield bucket
+                bucket = []
+            bucket.append(index)
+        if bucket:
+            yield bucket
+
+
+def used_positions(features: dict[str, Any]) -> Tensor:
+    """(D, n) whether a position holds a token: not padding, or padding that a multi-vector query is expanded with."""
+    mask: Tensor = features["attention_mask"].bool()
+    expansion = features.get("query_expansion_positions")
+    return mask if expansion is None else mask | expansion.bool()

@@ -1,0 +1,102 @@
+"""Methods whose rows are images of the tokens' inputs under the frozen encoder."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rag_explain import pairing
+from rag_explain.encoder.batch import Batch
+from rag_explain.encoder.model import Encoder
+from rag_explain.factors import Factors
+from rag_explain.linear import AffineMap, Recorder, Rules
+from rag_explain.methods.base import EncoderMethod, ExplainedPair, explained, to_numpy
+from rag_explain.scorers.checks import check_route
+from rag_explain.texts.tokens import Unit
+
+
+def freeze(
+    encoder: Encoder,
+    batch: Batch,
+    layer: int,
+    rules: Rules,
+    *,
+    at: Tensor | None = None,
+    shares: Tensor | None = None,
+) -> tuple[AffineMap, Tensor]:
+    """The affine map that the encoder is at these texts, from block `layer`'s input to its output; and (D, e) the
+    embeddings.
+
+    The output is the embedding, or with `shares` (D, n) the sum of the last block's vectors weighted by them. `at`
+    (D, n, h) puts the block's input somewhere else than where the texts themselves put it.
+    """
+    output: list[Tensor] = []
+    with Recorder(rules) as recorder:
+
+        def visit(block: int, hidden: Tensor) -> Tensor:
+            if block == layer:
+                # A copy: what other parts of the model do to the original is not part of the block's input.
+                hidden = (hidden if at is None else at).clone()
+                recorder.mark(hidden)
+            if shares is not None and block == encoder.n_blocks:
+                output.append((hidden * shares[..., None]).sum(dim=1))
+            return hidden
+
+        embeddings = encoder.run(batch, visit, recorder.enter)
+    return recorder.freeze(output[0] if output else embeddings), embeddings
+
+
+class FrozenMethod(EncoderMethod):
+    """Rows are images of the tokens' inputs under the frozen encoder."""
+
+    embeds = True  # the forward pass is recorded, not rewritten
+    rules: Rules
+    # Whether the rest is computed from the biases, so that the sum is a check; else it is what remains.
+    computes_rest: ClassVar[bool]
+
+    def check(self) -> None:
+        check_route(self.encoder, self.layer)
+
+    def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
+        frozen, embeddings = freeze(self.encoder, batch, self.layer, self.rules)
+        if unit == "token":
+            found, rest = frozen.rows(self.max_bytes)
+            units, rows = list(batch.tokens), batch.unpad(found)
+        else:
+            units, groups = batch.groups(unit)
+            found, rest = frozen.rows(self.max_bytes, groups=groups)
+            rows = [found[index, : len(units[index])] for index in range(len(batch))]
+        norms = self.encoder.norms(embeddings)
+        return [
+            self.build(
+                batch,
+                index,
+                rows=own.to(embedding.dtype),
+                rest=bias.to(embedding.dtype) if self.computes_rest else embedding - own.sum(dim=0),
+                embedding=embedding,
+                norm=norm,
+                tokens=tokens,
+                unit=unit,
+            )
+            for index, (tokens, own, bias, embedding, norm) in enumerate(
+                zip(units, rows, rest, embeddings, norms, strict=True)
+            )
+        ]
+
+    def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
+        """Pull the query's rows and rest through each document: n_q + 1 cotangents, whatever the document's length."""
+        frozen, embeddings = freeze(self.encoder, documents, self.layer, self.rules)
+        block = torch.as_tensor(query.block.copy()).to(embeddings)
+        cotangents = block[:, None, :].expand(-1, len(documents), -1).to(frozen.hidden.dtype)
+        tokens, rest = (part.to(embeddings.dtype) for part in frozen.relevance(cotangents, self.max_bytes))
+        if not self.computes_rest:
+            rest = pairing.product(block, embeddings) - tokens.sum(dim=-1)
+        norms = self.encoder.norms(embeddings) * query.norm
+        scores = pairing.scores(torch.as_tensor(query.embedding.copy()).to(embeddings), embeddings, norms)
+        result = []
+        for index, own in enumerate(documents.unpad(tokens.permute(1, 2, 0))):
+            matrix = torch.cat([own.T, rest[:, index, None]], dim=1) / norms[index]
+            result.append(explained(query, documents.side(index), to_numpy(matrix), float(scores[index])))
+        return result

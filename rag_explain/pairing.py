@@ -1,0 +1,156 @@
+"""The product: a query's block times a document's block is the explanation, and their embeddings' is the score.
+
+    matrix (n_q + 1, n_d + 1) = block_q block_d^T / (norm_q norm_d)          score = <e_q, e_d> / (norm_q norm_d)
+
+Every pair matrix and every bilinear score of the library is computed here. A query's warm documents are multiplied
+together: they lie in tensors of their own, multiplying them one by one wastes half of the machine, and copying all of
+them side by side costs more than the product. So they are copied in panels that stay in the cache, one product each.
+Ten documents are one panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rag_explain.factors import Array, Factors
+from rag_explain.texts.tokens import Token, Unit
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    Vectors = TypeVar("Vectors", Tensor, NDArray[Any])
+
+_CPU_ROWS = 2048  # 3 MB of float32 at 384 dimensions
+_DEVICE_ROWS = 65_536
+_TOKEN_BYTES = 256  # a Token with its two strings, about
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Placed:
+    """One document's factors on the device that will multiply them.
+
+    Attributes:
+        block: (n + 1, h) float32 on a device: the n rows, then the rest.
+        embedding: (h,) float32, on the host, for the score that is computed apart from the matrix.
+    """
+
+    block: Tensor
+    embedding: Array
+    tokens: tuple[Token, ...]
+    norm: float
+    error: float
+    unit: Unit
+    truncated: bool
+    settings: Mapping[str, Any]
+    references: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, factors: Factors, block: Tensor) -> Placed:
+        """Factors whose block was copied to a device; the rows are not kept a second time."""
+        return cls(
+            block=block,
+            embedding=factors.embedding,
+            tokens=factors.tokens,
+            norm=factors.norm,
+            error=factors.error,
+            unit=factors.unit,
+            truncated=factors.truncated,
+            settings=factors.settings,
+            references=factors.references,
+        )
+
+    @property
+    def rest(self) -> Array:
+        """(h,) float32, on the host: what no token owns."""
+        rest: Array = self.block[-1].cpu().numpy()
+        return rest
+
+    @property
+    def nbytes(self) -> int:
+        """What this takes, on all devices together."""
+        return int(self.block.nbytes) + self.embedding.nbytes + _TOKEN_BYTES * len(self.tokens)
+
+
+def host_block(factors: Factors) -> torch.Tensor:
+    """The block of factors as a tensor in main memory."""
+    import torch
+
+    return torch.from_numpy(factors.block.copy())  # a copy: torch has no read-only tensors
+
+
+def scores(query: Vectors, documents: Vectors, norms: Any) -> Vectors:
+    """(D,): the similarity of an embedding (e,) with each of (D, e); `norms` are the products of their two norms."""
+    result: Vectors = documents @ query / norms
+    return result
+
+
+def product(left: Vectors, right: Vectors, norms: Any = 1) -> Vectors:
+    """(n_q, n_d): what each pair of rows carries, <left[i], right[j]> / norms."""
+    result: Vectors = left @ right.T / norms
+    return result
+
+
+def pair(query: Factors, document: Factors, dimensions: Any = slice(None)) -> tuple[Array, float]:
+    """The matrix (n_q + 1, n_d + 1) of a pair in score units, and its score; of some dimensions, their part of both."""
+    norms = query.norm * document.norm
+    matrix = product(query.block[:, dimensions], document.block[:, dimensions], np.float32(norms))
+    embeddings = (factors.embedding[dimensions].astype(np.float64) for factors in (query, document))
+    return matrix, float(np.dot(*embeddings)) / norms
+
+
+def pairs(query: Factors, documents: Sequence[Placed]) -> tuple[list[Array], NDArray[np.float64]]:
+    """For each document its matrix (n_q + 1, n_d + 1) in score units, and for all the scores (k,), computed apart."""
+    left = query.block / np.float32(query.norm)
+    matrices: list[Array] = []
+    for panel, multiplied in multiply(left, documents):
+        at = 0
+        for document in panel:
+            end = at + len(document.block)
+            matrix = multiplied[:, at:end] / np.float32(document.norm)
+            matrix.flags.writeable = False
+            matrices.append(matrix)
+            at = end
+    embeddings = np.array([document.embedding for document in documents], np.float64)
+    norms = np.array([document.norm for document in documents], np.float64) * query.norm
+    return matrices, scores(query.embedding.astype(np.float64), embeddings, norms)
+
+
+def multiply(left: Array, documents: Sequence[Placed]) -> Iterator[tuple[list[Placed], Array]]:
+    """`left` (m, h) times the documents' blocks, in their order: each panel with its product (m, rows)."""
+    import torch
+
+    scratch: torch.Tensor | None = None
+    half: torch.Tensor | None = None
+    for panel in _panels(documents):
+        device = panel[0].block.device
+        if half is None or half.device != device:
+            half, scratch = torch.from_numpy(left).to(device), None
+        right = panel[0].block
+        if len(panel) > 1:
+            rows = sum(len(document.block) for document in panel)
+            if scratch is None or len(scratch) < rows:
+                scratch = right.new_empty((max(rows, _CPU_ROWS), left.shape[1]))
+            right = torch.cat([document.block for document in panel], out=scratch[:rows])
+        yield panel, torch.mm(half, right.T).cpu().numpy()
+
+
+def _panels(documents: Sequence[Placed]) -> Iterator[list[Placed]]:
+    """Neighbours on the same device, up to as many rows as are worth multiplying at once there."""
+    panel: list[Placed] = []
+    rows = 0
+    for document in documents:
+        size = len(document.block)
+        limit = _CPU_ROWS if document.block.device.type == "cpu" else _DEVICE_ROWS
+        if panel and (rows + size > limit or document.block.device != panel[0].block.device):
+            yield panel
+            panel, rows = [], 0
+        panel.append(document)
+        rows += size
+    if panel:
+        yield panel

@@ -1,0 +1,1 @@
+"""What people get: explanations, hits, contrasts, comparisons. Frozen, serialisable, and without torch."""

@@ -1,0 +1,99 @@
+"""A value that is computed when it is first needed, once, by whichever thread asks first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+T = TypeVar("T")
+Status = Literal["ready", "pending", "skipped", "failed"]
+
+
+class Deferred(Generic[T]):
+    """A value that may be ready, pending, skipped or failed.
+
+    A computation that fails leaves a reason and no value: it never raises into the host's search.
+
+    Args:
+        compute: makes the value; None for one that is skipped or has failed.
+        reason: why there is no value, for one that is skipped or has failed.
+        together: fills several pending ones in one batch, which is cheaper than one by one. `load` calls it.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[], T] | None,
+        *,
+        status: Status = "pending",
+        reason: str | None = None,
+        together: Callable[[Sequence[Deferred[T]]], None] | None = None,
+    ) -> None:
+        self._compute = compute
+        self._together = together
+        self._lock = threading.Lock()
+        self._value: T | None = None
+        self.status: Status = status
+        self.reason = reason
+
+    @classmethod
+    def ready(cls, value: T) -> Deferred[T]:
+        """One whose value is there already."""
+        deferred = cls(None, status="ready")
+        deferred._value = value
+        return deferred
+
+    @classmethod
+    def skipped(cls, reason: str) -> Deferred[T]:
+        """One that will never have a value."""
+        return cls(None, status="skipped", reason=reason)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Deferred[T]:
+        return self  # frameworks copy their documents; every copy shares the one computation
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.status == "pending":  # the computation cannot leave the process
+            return _restored, ("skipped", "it was not computed before the hit was pickled", None)
+        return _restored, (self.status, self.reason, self._value)
+
+    def get(self) -> T | None:
+        """The value, computed now if it is pending; None when it was skipped or has failed."""
+        if self.status == "pending":
+            with self._lock:
+                if self.status == "pending":
+                    self._run()
+        return self._value
+
+    def peek(self) -> T | None:
+        """The value if it is ready; never computes."""
+        return self._value if self.status == "ready" else None
+
+    def fill(self, value: T) -> None:
+        """Make a pending one ready with a value that was computed elsewhere, in one batch with others, say."""
+        with self._lock:
+            if self.status == "pending":
+                self._value, self.status, self._compute = value, "ready", None
+
+    def _run(self) -> None:
+        assert self._compute is not None
+        try:
+            self._value = self._compute()
+            self.status = "ready"
+        except Exception as error:  # the host's search must not fail because an explanation did
+            self.reason = f"{type(error).__name__}: {error}"
+            self.status = "failed"
+        self._compute = None  # release the texts and the query's factors
+
+
+def load(deferred: Iterable[Deferred[T]]) -> None:
+    """Compute all that are pending: in one batch where they share one, else one by one."""
+    pending = [one for one in deferred if one.status == "pending"]
+    batches = {id(one._together): one._together for one in pending if one._together is not None}
+    for key, together in batches.items():
+        together([one for one in pending if id(one._together) == key])
+    for one in pending:
+        one.get()
+
+
+def _restored(status: Status, reason: str | None, value: Any) -> Deferred[Any]:
+    return Deferred(None, status=status, reason=reason) if value is None else Deferred.ready(value)

@@ -1,0 +1,287 @@
+"""Explanation: which words of a query met which words of a document, and how much of the score each pair carries.
+
+Explanations are frozen and hold numpy arrays that are read-only: threads, caches and logs can share one object. Nothing
+here is normalised: every number is in score units, and scaling for colours belongs to rendering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rag_explain.errors import InvalidInput
+from rag_explain.results.display import Displayable
+from rag_explain.results.grouping import largest, summed
+from rag_explain.results.notices import Notice, merged, stand_in_reason, truncated_sides
+from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
+from rag_explain.results.serialization import (
+    FieldTable,
+    fields_from_dict,
+    fields_to_dict,
+    parsed_json,
+    read_notices,
+    read_numbers,
+    read_tokens,
+    read_unit,
+    to_json,
+    write_array,
+    write_mapping,
+    write_notices,
+    write_tokens,
+)
+from rag_explain.texts.tokens import Role, Token, Unit
+from rag_explain.texts.units import text_units
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float32]
+FORMAT, VERSION = "rag_explain.explanation", 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One cell of an explanation: what a query token and a document token carry together.
+
+    `value` is in score units; `share` is |value| / sum of |pairs|, and never "per cent of the score".
+    """
+
+    query: Token
+    document: Token
+    value: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Highlight:
+    """A piece of the document, `document[start:end] == text`, and what it carries, in score units."""
+
+    text: str
+    start: int
+    end: int
+    value: float
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Explanation(ReadOnly, Displayable):
+    """Why a document scored what it did for a query.
+
+    Attributes:
+        query, document: the caller's own strings; None where text is not kept.
+        matrix: (n_q + 1, n_d + 1) float32 in score units; last row and column: the rest, which no token owns.
+        score: the encoder's own similarity, computed apart from the matrix.
+        additive: whether the matrix is meant to sum to the score.
+        references: reference similarities of integrated Jacobians, which tell how far they can be trusted.
+        similarities: (n_q, n_d) cosines of all token pairs, for alignment methods.
+        measure: what the score is: "cosine", "dot", "MaxSim" and so on.
+        returned: what the user saw, where that is a function of the score that is explained, such as a sigmoid.
+        error: the largest relative error that the method reports of its own arithmetic; None where it has none.
+        notices: what a reader must know before trusting the numbers.
+        provenance: which path served this explanation and what it cost.
+    """
+
+    query: str | None
+    document: str | None
+    query_tokens: tuple[Token, ...]
+    document_tokens: tuple[Token, ...]
+    matrix: Array
+    score: float
+    method: str
+    additive: bool = True
+    unit: Unit = "token"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    fingerprint: str = ""
+    references: Mapping[str, float] | None = None
+    similarities: Array | None = None
+    measure: str = "cosine"
+    returned: float | None = None
+    error: float | None = None
+    notices: tuple[Notice, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        matrix = readonly(self.matrix)
+        expected = (len(self.query_tokens) + 1, len(self.document_tokens) + 1)
+        if matrix.shape != expected:
+            raise InvalidInput(f"matrix must be {expected}: one row per token and one for the rest, not {matrix.shape}")
+        if not np.isfinite(matrix).all() or not np.isfinite(self.score):
+            raise InvalidInput("the matrix or the score holds NaN or infinity: the encoder's output is not usable")
+        object.__setattr__(self, "matrix", matrix)
+        if self.similarities is not None:
+            object.__setattr__(self, "similarities", readonly(self.similarities))
+        object.__setattr__(self, "notices", tuple(self.notices))
+        for side in ("query", "document"):
+            tokens = tuple(getattr(self, f"{side}_tokens"))
+            # A text that is not kept must not live on in its tokens.
+            kept = tokens if getattr(self, side) is not None else tuple(token.without_text() for token in tokens)
+            object.__setattr__(self, f"{side}_tokens", kept)
+        for name in ("settings", "provenance", "references"):
+            object.__setattr__(self, name, readonly_mapping(getattr(self, name)))
+        object.__setattr__(self, "score", float(self.score))
+
+    # ------------------------------------------------------------------ what it says
+
+    @property
+    def pairs(self) -> Array:
+        """(n_q, n_d): what each pair of tokens carries, in score units."""
+        return self.matrix[:-1, :-1]
+
+    @property
+    def gap(self) -> float | None:
+        """score - matrix.sum(): zero up to rounding when the explanation is exact; None when not additive."""
+        return self.score - float(self.matrix.sum(dtype=np.float64)) if self.additive else None
+
+    @property
+    def surrogate(self) -> str | None:
+        """Why what is explained is not what the retriever scored, or None when it is."""
+        return stand_in_reason(self.notices)
+
+    @property
+    def truncated(self) -> tuple[Role, ...]:
+        """The sides ("query", "document") of which the encoder read only a part."""
+        return truncated_sides(self.notices)
+
+    def with_notices(self, *notices: Notice) -> Explanation:
+        """The same explanation with more to know about it."""
+        return replace(self, notices=merged(self.notices, notices)) if notices else self
+
+    @property
+    def unattributed(self) -> float:
+        """score - pairs.sum(): what no pair of this unit carries (biases; by words also special tokens)."""
+        return self.score - float(self.pairs.sum(dtype=np.float64))
+
+    def top_pairs(self, k: int = 10) -> list[Pair]:
+        """The k pairs with the largest |value|, largest first; ties keep reading order."""
+        size = np.abs(self.pairs, dtype=np.float64)
+        total = float(size.sum()) or 1.0
+        width = max(1, len(self.document_tokens))
+        cells = (divmod(int(flat), width) for flat in np.argsort(-size, axis=None, kind="stable")[: max(0, k)])
+        return [
+            Pair(
+                self.query_tokens[i],
+                self.document_tokens[j],
+                float(self.pairs[i, j]),
+                float(size[i, j]) / total,
+            )
+            for i, j in cells
+        ]
+
+    def document_saliency(self) -> Array:
+        """(n_d,): what each document token carries over all query tokens, in score units."""
+        saliency: Array = self.pairs.sum(axis=0)
+        return saliency
+
+    def query_saliency(self) -> Array:
+        """(n_q,): what each query token carries over all document tokens, in score units."""
+        saliency: Array = self.pairs.sum(axis=1)
+        return saliency
+
+    def highlights(self, k: int = 5) -> list[Highlight]:
+        """The k pieces of the document that carry most, with their character offsets; largest first."""
+        values = self.document_saliency()
+        order = [i for i in np.argsort(-values, kind="stable") if self.document_tokens[i].part == "text"]
+        return [
+            Highlight(token.text, token.start, token.end, float(values[i]))
+            for i in order[: max(0, k)]
+            for token in [self.document_tokens[i]]
+        ]
+
+    # ------------------------------------------------------------------ coarser units
+
+    def by_word(self) -> Explanation:
+        """The same explanation by words: pieces are summed; special tokens and prompts go to the rest."""
+        return self.grouped("word")
+
+    def by_sentence(self) -> Explanation:
+        """The same explanation by sentences of the document and words of the query."""
+        return self.grouped("sentence")
+
+    def grouped(self, unit: Unit) -> Explanation:
+        """The same explanation in a coarser unit; in its own unit, the explanation itself."""
+        if self.unit == unit:
+            return self
+        if self.unit == "sentence":
+            raise InvalidInput("an explanation by sentences cannot be split into words again: group the original")
+        if self.query is None or self.document is None:
+            raise InvalidInput("words cannot be found without the texts: group the explanation before dropping them")
+        cut = self.truncated
+        query_tokens, rows = text_units(self.query_tokens, self.query, "word", truncated="query" in cut)
+        document_tokens, columns = text_units(self.document_tokens, self.document, unit, truncated="document" in cut)
+        shape = (len(query_tokens), len(document_tokens))
+        similarities = self.similarities
+        return replace(
+            self,
+            query_tokens=query_tokens,
+            document_tokens=document_tokens,
+            matrix=summed(self.matrix, rows, columns, (shape[0] + 1, shape[1] + 1)),
+            similarities=None if similarities is None else largest(similarities, rows, columns, shape),
+            unit=unit,
+        )
+
+    # ------------------------------------------------------------------ reading and writing
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: everything that `from_dict` needs, the format's version, and the sums to look at."""
+        sums = {"gap": self.gap, "unattributed": self.unattributed, "surrogate": self.surrogate}
+        return {"format": FORMAT, "version": VERSION, **fields_to_dict(self, FIELDS), **sums}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
+        """The inverse of `to_dict`; refuses data of another format or of another version."""
+        return cls(**fields_from_dict(data, FIELDS, FORMAT, VERSION, "an explanation"))
+
+    def to_json(self) -> str:
+        """`to_dict` as one line of JSON."""
+        return to_json(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Explanation:
+        """The inverse of `to_json`."""
+        return cls.from_dict(parsed_json(text))
+
+    # ------------------------------------------------------------------ looking at it
+
+    def plot(self, kind: Literal["heatmap", "connections"] = "heatmap", path: str | Path | None = None) -> Figure:
+        """A figure for a paper; also saved to `path` (.png, .svg, .pdf) when one is given. Extra: `plot`."""
+        from rag_explain.render.plot import plot
+
+        return plot(self, kind, path)
+
+    def __str__(self) -> str:
+        from rag_explain.render.terminal import plain_text
+
+        return plain_text(self)
+
+    def __repr__(self) -> str:
+        n_q, n_d = self.pairs.shape
+        return f"Explanation({self.method}, {n_q} x {n_d} {self.unit}s, score={self.score:.4f})"
+
+
+# One row per field decides how it is written to plain data and read back.
+FIELDS: FieldTable = {
+    "query": (None, None),
+    "document": (None, None),
+    "query_tokens": (write_tokens, read_tokens("query")),
+    "document_tokens": (write_tokens, read_tokens("document")),
+    "matrix": (write_array, read_numbers("query_tokens", "document_tokens", rest=1)),
+    "score": (None, None),
+    "method": (None, None),
+    "additive": (None, None),
+    "unit": (None, read_unit),
+    "settings": (write_mapping, None),
+    "model": (None, None),
+    "fingerprint": (None, None),
+    "references": (write_mapping, None),
+    "similarities": (write_array, read_numbers("query_tokens", "document_tokens", rest=0)),
+    "measure": (None, None),
+    "returned": (None, None),
+    "error": (None, None),
+    "notices": (write_notices, read_notices),
+    "provenance": (write_mapping, None),
+}

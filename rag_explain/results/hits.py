@@ -1,0 +1,112 @@
+"""Hit and Hits: what a search returns, with the explanation of each document on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, SupportsIndex, overload
+
+from rag_explain.errors import InvalidInput
+from rag_explain.results.deferred import Deferred, Status, load
+from rag_explain.results.display import Displayable
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.metric import Metric
+from rag_explain.results.notices import OTHER_SCORE
+from rag_explain.results.serialization import to_plain
+
+
+def _not_asked_for() -> Deferred[Explanation]:
+    return Deferred.skipped("not asked for")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Hit(Displayable):
+    """A retrieved document: the index's own score, the exact similarity, and the explanation on demand.
+
+    Attributes:
+        score: what the index returned, in the index's own metric; None where the retriever does not tell it.
+        metric: the name of a `rag_explain.results.metric.Metric`, or what else the index calls it.
+        around: what the encoder read before and after the text: metadata, where they were embedded with it.
+    """
+
+    id: str
+    text: str | None
+    rank: int
+    score: float | None
+    metric: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    handle: Deferred[Explanation] = field(default_factory=_not_asked_for, repr=False)
+    around: tuple[str, str] = field(default=("", ""), repr=False)
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """The explanation, computed on first use; None when it was skipped or failed (`reason` says why)."""
+        return self.handle.get()
+
+    @property
+    def status(self) -> Status:
+        """Where the explanation stands: ready, pending (not looked at yet), skipped or failed."""
+        return self.handle.status
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no explanation, when it was skipped or failed."""
+        return self.handle.reason
+
+    @property
+    def similarity(self) -> float | None:
+        """The exact similarity, recomputed by the encoder; None as long as the explanation is not computed.
+
+        Also None where the explanation is of another score, such as MaxSim.
+        """
+        explanation = self.handle.peek()
+        if explanation is None or any(notice.code == OTHER_SCORE for notice in explanation.notices):
+            return None
+        return explanation.score
+
+    @property
+    def gap(self) -> float | None:
+        """The index's score as a similarity - `similarity`: zero up to rounding when the scorer is this encoder."""
+        metric = Metric.find(self.metric)
+        claimed, exact = None if metric is None else metric.similarity(self.score), self.similarity
+        return None if claimed is None or exact is None else claimed - exact
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON. Never computes: a pending explanation is written as None."""
+        explanation = self.handle.peek()
+        return {
+            "id": self.id,
+            "text": self.text,
+            "metadata": to_plain(self.metadata),
+            "rank": self.rank,
+            "score": self.score,
+            "metric": self.metric,
+            "similarity": self.similarity,
+            "gap": self.gap,
+            "status": self.status,
+            "reason": self.reason,
+            "explanation": None if explanation is None else explanation.to_dict(),
+        }
+
+
+class Hits(tuple[Hit, ...], Displayable):
+    """What a search returns: a tuple of hits that shows why in a notebook, a terminal and a page.
+
+    Looking at the hits computes the explanations that are pending; `repr` never does.
+    """
+
+    __slots__ = ()
+
+    def load(self, part: Literal["explanation"] = "explanation") -> Hits:
+        """Compute this part of all hits in one batch, where it is pending; the hits themselves."""
+        if part != "explanation":
+            raise InvalidInput(f"a hit has no part {part!r} to load: use 'explanation'")
+        load(hit.handle for hit in self)
+        return self
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Hit: ...
+    @overload
+    def __getitem__(self, index: slice) -> Hits: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Hit | Hits:
+        return Hits(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)

@@ -1,0 +1,149 @@
+"""Results as plain data: what JSON can carry, and how a table of fields is written and read back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rag_explain.errors import FormatError
+from rag_explain.results.notices import Notice
+from rag_explain.texts.tokens import Part, Token, Unit
+
+Write = Callable[[Any], Any]
+# Reads a field's plain value; the second argument holds all plain values, for a field that depends on another.
+Read = Callable[[Any, Mapping[str, Any]], Any]
+FieldTable = Mapping[str, tuple[Write | None, Read | None]]
+
+_PARTS = frozenset(get_args(Part))
+_UNITS = frozenset(get_args(Unit))
+
+
+def to_plain(value: Any) -> Any:
+    """`value` as JSON knows it: numpy becomes numbers, tuples lists, NaN None, the unknown a string."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, np.ndarray):
+        return to_plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_plain(item) for item in value]
+    return str(value)
+
+
+def to_json(data: Mapping[str, Any] | Sequence[Any], *, compact: bool = False) -> str:
+    """One line of JSON that any UTF-8 file can hold, even when a text in it holds half a surrogate pair."""
+    separators = (",", ":") if compact else None
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=separators)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(data, allow_nan=False, separators=separators)
+    return text
+
+
+def parsed_json(text: str) -> Any:
+    """What a JSON text holds; a text that is no JSON is refused in words."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise FormatError(f"this is not JSON: {error}") from error
+
+
+def fields_to_dict(result: object, table: FieldTable) -> dict[str, Any]:
+    """The fields of a result that stand in the table, as plain data."""
+    plain = {}
+    for name, (write, _) in table.items():
+        value = getattr(result, name)
+        plain[name] = value if write is None or value is None else write(value)
+    return plain
+
+
+def fields_from_dict(data: Mapping[str, Any], table: FieldTable, form: str, version: int, what: str) -> dict[str, Any]:
+    """The inverse of `fields_to_dict`; refuses another format, another version, and damaged data."""
+    if not isinstance(data, Mapping) or data.get("format") != form:
+        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        raise FormatError(f"this is not {what}: its format is {found!r}, not {form!r}")
+    if data.get("version") != version:
+        raise FormatError(f"format version {data.get('version')!r} cannot be read: this library reads {version}")
+    try:
+        return {
+            name: data[name] if read is None or data[name] is None else read(data[name], data)
+            for name, (_, read) in table.items()
+        }
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise FormatError(f"{what} is damaged: {error!r}") from error
+
+
+# ---------------------------------------------------------------------- kinds of fields
+
+
+def write_array(values: NDArray[np.float32]) -> list[Any]:
+    """Numbers as nested lists."""
+    return list(values.tolist())
+
+
+def read_numbers(rows: str, columns: str, *, rest: int) -> Read:
+    """Reads a matrix with one row and column per token of two other fields, and `rest` more of each."""
+
+    def read(values: Any, data: Mapping[str, Any]) -> NDArray[np.float32]:
+        numbers = np.asarray(values)
+        if numbers.dtype.kind not in "fiu":
+            raise ValueError("something in a matrix is not a number")
+        if np.any(np.abs(numbers[np.isfinite(numbers)]) > np.finfo(np.float32).max):
+            raise ValueError("a number in a matrix is too large")
+        return numbers.astype(np.float32).reshape(len(data[rows]) + rest, len(data[columns]) + rest)
+
+    return read
+
+
+def write_tokens(tokens: Sequence[Token]) -> list[list[Any]]:
+    """Tokens without their texts, which their offsets give."""
+    return [[token.start, token.end, token.part, token.piece] for token in tokens]
+
+
+def read_tokens(side: str) -> Read:
+    """Reads tokens whose texts stand in the field `side`."""
+
+    def read(items: Any, data: Mapping[str, Any]) -> tuple[Token, ...]:
+        return tuple(_token(item, data[side]) for item in items)
+
+    return read
+
+
+def _token(item: Sequence[Any], text: str | None) -> Token:
+    start, end, part, piece = item
+    if part not in _PARTS or not 0 <= start <= end or (text is not None and end > len(text)):
+        raise ValueError(f"no such token: {item!r}")
+    return Token("" if text is None else text[start:end], int(start), int(end), part, str(piece))
+
+
+def read_unit(value: Any, data: Mapping[str, Any]) -> Any:
+    """Reads the name of a unit."""
+    if value not in _UNITS:
+        raise ValueError(f"unknown unit {value!r}")
+    return value
+
+
+def write_notices(notices: Sequence[Notice]) -> list[list[Any]]:
+    """Notices as lists of code, text, level and side."""
+    return [[notice.code, notice.text, notice.level, notice.side] for notice in notices]
+
+
+def read_notices(items: Any, data: Mapping[str, Any]) -> tuple[Notice, ...]:
+    """The inverse of `write_notices`."""
+    return tuple(Notice(str(code), str(text), level, side) for code, text, level, side in items)
+
+
+def write_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A read-only mapping as an ordinary dictionary."""
+    return dict(mapping)

@@ -1,0 +1,92 @@
+"""Scorer: something people rank by. It reads a query and a document and gives one number."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rag_explain.encoder.batch import Batch
+from rag_explain.errors import InvalidInput
+from rag_explain.results.notices import Notice
+from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Role
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rag_explain.encoder.model import Encoder
+
+
+class Scorer(ABC):
+    """One kind of model, bound to a model. What a kind does not offer is refused in words, by the kind itself.
+
+    Attributes:
+        name: what the model is called, for people.
+        measure: what the score is: "cosine", "dot", "MaxSim", "logit" and so on; all that a view needs to label it.
+        methods: what can split this score, by name or as a class of `rag_explain.methods.Method`; the first is the
+            default.
+        notices: what every explanation of this scorer must say.
+    """
+
+    name: str
+    measure: str
+    methods: tuple[Any, ...]
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """The model's identity: factors and indexes of another fingerprint are not this model's."""
+
+    @abstractmethod
+    def read(self, passages: Sequence[Passage], role: Role) -> Batch:
+        """The texts in units with offsets into the caller's own text."""
+
+    @abstractmethod
+    def score(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:
+        """(D,): the number that is split, by the model's own public way to it."""
+
+    def returned(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:
+        """(D,): what the user sees, where that is a function of the score, such as a sigmoid of a logit."""
+        return self.score(query, documents)
+
+    def read_pair(self, query: Passage, document: Passage) -> Batch:
+        """Both texts, cut together: a batch of two, the query first."""
+        raise InvalidInput(f"{self.name} reads each text by itself, and not in pairs")
+
+    def embed(self, passages: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
+        """(D, e): one vector per text, as an index holds them."""
+        raise InvalidInput(f"{self.name} gives no vector per text: an index cannot be made of it")
+
+    # ------------------------------------------------------------------ for methods that look inside
+
+    @property
+    def encoder(self) -> Encoder:
+        """The torch model whose embedding is taken apart."""
+        raise InvalidInput(f"{self.name} has no embedding to be taken apart: use {self._own_methods}")
+
+    def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(D, n, h) a vector of length one per position, and (D, n) which of them are compared."""
+        raise InvalidInput(f"{self.name} has no vectors of tokens to be compared: use {self._own_methods}")
+
+    def describe(self) -> dict[str, str]:
+        """What the model is and how it reads texts, for people: a few facts by name."""
+        return {"score": ", ".join([self.measure, *(notice.text for notice in self.notices)])}
+
+    @property
+    def device(self) -> str:
+        """Where factors are multiplied."""
+        return "cpu"
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Entered around everything that computes, so that no state of the caller's reaches into it."""
+        return nullcontext()
+
+    @property
+    def _own_methods(self) -> str:
+        return ", ".join(method if isinstance(method, str) else method.name for method in self.methods)

@@ -1,0 +1,1 @@
+"""Texts and their parts: passages, tokens, words, sentences, chunks. Knows no model."""

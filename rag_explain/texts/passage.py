@@ -1,0 +1,65 @@
+"""A passage: the string that was embedded, and where the caller's own text stands in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rag_explain.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text inside the string that was really embedded, when the two differ.
+
+    LlamaIndex, for example, embeds metadata and text together. `string` is what the encoder read, `string[start:end]`
+    the caller's text. Offsets in an explanation point into that text; tokens outside it are "metadata".
+    """
+
+    string: str
+    start: int = 0
+    end: int = -1
+
+    def __post_init__(self) -> None:
+        if self.end == -1 and isinstance(self.string, str):
+            object.__setattr__(self, "end", len(self.string))
+
+    @property
+    def text(self) -> str:
+        """The caller's own text."""
+        return self.string[self.start : self.end]
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """What the encoder read before and after the text."""
+        return self.string[: self.start], self.string[self.end :]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text is all that was embedded."""
+        return (self.start, self.end) == (0, len(self.string))
+
+
+def as_passage(text: str | Passage) -> Passage:
+    """A text as a passage; a text that no tokenizer can read is refused."""
+    passage = text if isinstance(text, Passage) else Passage(text)
+    check_text(passage.string)
+    return passage
+
+
+def as_passages(texts: Sequence[str | Passage]) -> tuple[Passage, ...]:
+    """Texts as passages, in the same order."""
+    return tuple(map(as_passage, texts))
+
+
+def check_text(text: object) -> None:
+    """Refuse what is not a string of valid Unicode."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"a text must be a string, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"the text has a lone surrogate at position {error.start}, which is not valid Unicode: "
+            "clean it with text.encode('utf-8', 'replace').decode()"
+        ) from None
