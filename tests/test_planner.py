@@ -114,7 +114,7 @@ def test_the_same_string_with_another_text_in_it_is_another_document(tmp_path: P
 
 def test_precompute_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"{sentence} {number}" for number in range(8) for sentence in CORPUS]
-    monkeypatch.setattr("rag_explain.documents._WINDOW", 10)
+    monkeypatch.setattr("rag_explain.planner._WINDOW", 10)
 
     def interrupted():
         for number, text in enumerate(texts):
@@ -177,10 +177,10 @@ def test_threads_build_each_document_once(monkeypatch: pytest.MonkeyPatch) -> No
         built: list[str] = []
         factor = explainer.method.factor
 
-        def counted(batch):
+        def counted(batch, unit):
             if batch.role == "document":
                 built.extend(passage.text for passage in batch.passages)
-            return factor(batch)
+            return factor(batch, unit)
 
         monkeypatch.setattr(explainer.method, "factor", counted)
         texts = ["moon", "cat", "dog"]

@@ -79,7 +79,7 @@ def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     again = SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
     assert type(again[0]) is ShiftedEncoder
     np.testing.assert_allclose(again.encode(DOCUMENT), model.encode(DOCUMENT), atol=1e-5)
-    assert Explainer(again, "ij-exact").encoder.is_shifted
+    assert Explainer(again, "ij-exact").scorer.encoder.is_shifted
     with pytest.raises(InvalidInput, match="trust_remote_code=True"):
         Explainer(str(tmp_path))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rag_explain.encoder.loading import DEFAULT_MODEL
+from rag_explain.encoder.loading import DEFAULT_MODEL, load
 from rag_explain.errors import RagExplainError
 
 
@@ -31,8 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     from rag_explain.scorers.checks import Finding
 
     logging.disable_progress_bar()
+    model, _ = load(arguments.model, arguments.device)
     try:
-        findings = examine(resolve(arguments.model, arguments.device))
+        findings = examine(resolve(model, arguments.device))
     except RagExplainError as error:
         findings = [Finding("supported", str(error), ok=False)]
     table = Table(title=str(arguments.model), show_header=False, title_justify="left")

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, MissingExtra
 from rag_explain.factors import Array, Factors
@@ -32,7 +31,6 @@ from rag_explain.methods.base import ExplainedPair, Method, explained
 from rag_explain.pairing import Placed
 from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.scorers.base import Scorer
-from rag_explain.texts.tokens import Unit
 
 Score = Literal["maxsim", "recall", "precision", "f1", "transport"]
 Matrix = NDArray[np.float64]
@@ -81,9 +79,7 @@ class Alignment(Method):
         reason = f"{self.score} of last-layer token vectors is explained, which is not how this encoder scores"
         return (Notice(OTHER_SCORE, reason),)
 
-    def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
-        if unit != "token":
-            raise InvalidInput("alignment compares tokens: its factors cannot be grouped")
+    def token_factors(self, batch: Batch) -> list[Factors]:
         vectors, mask = self.scorer.token_vectors(batch)
         result = []
         for index, rows in enumerate(batch.unpad(vectors * mask[..., None])):
@@ -94,12 +90,6 @@ class Alignment(Method):
             rest, norm = torch.zeros_like(total), total.new_ones(())
             result.append(self.build(batch, index, rows=rows, rest=rest, embedding=total, norm=norm))
         return result
-
-    def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
-        """One forward pass gives the factors: there is nothing cheaper."""
-        return [
-            self.finish(query, factors, *pairing.pair(query, factors)) for factors in self.factor(documents, "token")
-        ]
 
     def finish(self, query: Factors, document: Factors | Placed, matrix: Array, score: float) -> ExplainedPair:
         cosines = matrix[:-1, :-1].astype(np.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -138,13 +138,27 @@ class Method(ABC):
         """What `cold` and `warm` need of the query: its factors, or the batch itself for methods without."""
         return self.factor(query, "token")[0] if self.has_factors else query
 
-    @abstractmethod
     def cold(self, query: Any, documents: Batch) -> list[ExplainedPair]:
-        """Explain each document of a batch for one prepared query, without building the documents' factors."""
+        """Explain each document of a batch for one prepared query; a method that knows a cheaper way builds no
+        factors."""
+        return [self.pair(query, factors) for factors in self.factor(documents, "token")]
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
-        """The factors of each text of a batch."""
+        """The factors of each text of a batch; a method that knows a cheaper way builds no more rows than units."""
+        if unit != "token" and not self.linear:
+            raise InvalidInput(f"{self.name} chooses among tokens: its factors cannot be grouped by {unit}s")
+        return [
+            factors.grouped(unit, batch.passages[index], batch.spans[index] if batch.spans else None)
+            for index, factors in enumerate(self.token_factors(batch))
+        ]
+
+    def token_factors(self, batch: Batch) -> list[Factors]:
+        """The factors of each text of a batch, with one row per token."""
         raise InvalidInput(f"{self.name} explains pairs of texts: it has no factors to compute or to keep")
+
+    def pair(self, query: Factors, document: Factors) -> ExplainedPair:
+        """A pair whose factors were both just computed: one product of (n_q + 1, h) and (h, n_d + 1)."""
+        return self.finish(query, document, *pairing.pair(query, document))
 
     def warm(self, query: Factors, documents: Sequence[Placed]) -> list[ExplainedPair]:
         """Explain documents whose factors are kept: one product (n_q + 1, h) @ (h, sum of n_d + 1) for all."""
@@ -209,7 +223,7 @@ class PairMethod(EncoderMethod):
     has_factors = False
     linear = False
 
-    def pair(
+    def ranked(
         self, query: Batch, documents: Batch, index: int, pairs: Tensor, score: float, **more: Any
     ) -> ExplainedPair:
         """What the method says of the query and document `index`: values (n_q, n_d), and no rest."""

@@ -42,7 +42,7 @@ class TokenEmbeddings(PairMethod):
         scores = similarities(self.encoder, own[0], embeddings)
         (left,) = query.unpad(hidden)
         return [
-            self.pair(query, documents, index, pairing.product(left, right), float(scores[index]))
+            self.ranked(query, documents, index, pairing.product(left, right), float(scores[index]))
             for index, right in enumerate(documents.unpad(others))
         ]
 
@@ -62,7 +62,7 @@ class Gradient(PairMethod):
         columns = documents.unpad(right.pull(by_document[None])[0].norm(dim=-1))
         rows = slopes[:, query.positions(0)]
         return [
-            self.pair(query, documents, index, torch.outer(rows[index], columns[index]), float(scores[index]))
+            self.ranked(query, documents, index, torch.outer(rows[index], columns[index]), float(scores[index]))
             for index in range(len(documents))
         ]
 
@@ -113,7 +113,7 @@ class IntegratedGradients(PairMethod):
             }
             more = {"references": references, "error": max(asked.error, path.error)}
             pairs = torch.outer(rows[index], columns)
-            result.append(self.pair(query, documents, index, pairs, float(scores[index]), **more))
+            result.append(self.ranked(query, documents, index, pairs, float(scores[index]), **more))
         return result
 
 
@@ -144,7 +144,7 @@ class Random(PairMethod):
             digest = hashlib.blake2b(texts.encode(), digest_size=8).digest()
             generator = np.random.default_rng(int.from_bytes(digest, "big"))
             pairs = torch.as_tensor(generator.standard_normal((len(query.tokens[0]), len(documents.tokens[index]))))
-            result.append(self.pair(query, documents, index, pairs, float(scores[index])))
+            result.append(self.ranked(query, documents, index, pairs, float(scores[index])))
         return result
 
 

@@ -181,6 +181,7 @@ class JacobianMethod(EncoderMethod):
                 f"a reference similarity is {large:.2f}: an empty text already scores that much, "
                 "and the pairs cannot be trusted to that extent"
             )
+            _log.info("%s: %s", self.name, note)  # not a warning: the notice travels with the result
             notices = (Notice(METHOD, note),)
         return {"references": references, "error": max(query.error, error), "notices": notices}
 

@@ -21,13 +21,13 @@ from rag_explain.results.notices import Notice, merged, stand_in_reason, truncat
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.results.serialization import (
     FieldTable,
-    fields_from_dict,
     fields_to_dict,
     parsed_json,
     read_notices,
     read_numbers,
     read_tokens,
     read_unit,
+    result_from_dict,
     to_json,
     write_array,
     write_mapping,
@@ -234,7 +234,7 @@ class Explanation(ReadOnly, Displayable):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
         """The inverse of `to_dict`; refuses data of another format or of another version."""
-        return cls(**fields_from_dict(data, FIELDS, FORMAT, VERSION, "an explanation"))
+        return result_from_dict(cls, data, FIELDS, FORMAT, VERSION, "the explanation")
 
     def to_json(self) -> str:
         """`to_dict` as one line of JSON."""

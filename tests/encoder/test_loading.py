@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rag_explain import models
+from rag_explain.encoder import loading as models
 from rag_explain.errors import InvalidInput, UnsupportedModel
 from tests.support.models import folder, tiny
 

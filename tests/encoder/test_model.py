@@ -63,7 +63,7 @@ def _check_equal_to_the_model(model, role="document", **tolerance) -> None:
         scale = np.linalg.norm(vector) / np.linalg.norm(factors.embedding)
         np.testing.assert_allclose(factors.embedding * scale, vector, atol=1e-5)
         assert factors.error < 1e-5
-    if explainer.scorer.encoder.metric == "cosine":
+    if explainer.scorer.measure == "cosine":
         similarity = model.similarity(model.encode_query(TEXTS[:1]), model.encode_document(TEXTS))[0]
         scores = [explanation.score for explanation in explainer.explain_many(TEXTS[0], TEXTS)]
         np.testing.assert_allclose(scores, similarity, atol=1e-5)
@@ -216,7 +216,7 @@ def test_the_model_is_untouched_even_after_an_exception(architecture):
 def test_weights_are_shared_and_a_change_changes_the_fingerprint():
     model = tiny("bert")
     encoder = Encoder(model)
-    shared = {parameter.data_ptr() for parameter in encoder._twin.parameters()}
+    shared = {parameter.data_ptr() for parameter in encoder.whole.parameters()}
     assert shared == {parameter.data_ptr() for parameter in model.parameters()}
     before = encoder.fingerprint
     assert before == Encoder(tiny("bert")).fingerprint

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rag_explain import Explainer
-from rag_explain.encoder import quiet_torch
 from rag_explain.encoder.model import Encoder
 from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear import JACOBIAN, LRP
@@ -104,7 +103,7 @@ FOLLOWED = [
 def test_followed_exactly(function):
     model = between(function)
     encoder = Encoder(model)
-    with quiet_torch(encoder):
+    with encoder.computing():
         batch = encoder.read(TEXTS, "document")
         frozen = freeze(encoder, batch, 0, LRP)[0]
         rows, rest = frozen.push_rows()
@@ -135,7 +134,7 @@ def a_factor_that_is_overwritten_later(module, x: Tensor) -> Tensor:
 )
 def test_what_autograd_itself_refuses_still_sums_to_the_embedding(function):
     encoder = Encoder(between(function))
-    with quiet_torch(encoder):
+    with encoder.computing():
         frozen = freeze(encoder, encoder.read(TEXTS, "document"), 0, LRP)[0]
         rows, rest = frozen.push_rows()
         assert (rows.sum(dim=1) + rest - frozen.embedding).norm() < 1e-12 * frozen.embedding.norm()
@@ -180,7 +179,7 @@ def a_dense_layer_of_one_output(module, x: Tensor) -> Tensor:
 )
 def test_refused_by_name_and_nothing_is_left_behind(function, named):
     encoder = Encoder(between(function))
-    with quiet_torch(encoder), pytest.raises(UnsupportedOperation, match=named):
+    with encoder.computing(), pytest.raises(UnsupportedOperation, match=named):
         freeze(encoder, encoder.read(TEXTS, "document"), 0, LRP)
     assert not torch.is_inference_mode_enabled()
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None

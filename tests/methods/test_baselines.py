@@ -8,6 +8,7 @@ from rag_explain import Explainer
 from rag_explain.encoder.model import Encoder
 from rag_explain.errors import InvalidInput
 from rag_explain.methods.baselines import IntegratedGradients, similarity_gradients
+from rag_explain.scorers.bi_encoder import BiEncoder
 from tests.support.models import TEXTS, tiny
 from tests.support.references_jacobian import integrated_jacobian, similarity_saliency
 
@@ -47,9 +48,9 @@ def test_embeddings_are_products_of_input_vectors(architecture: str) -> None:
 def test_integrated_gradients_follow_their_equation(architecture: str) -> None:
     model = tiny(architecture)
     encoder = Encoder(model)
-    method = IntegratedGradients(encoder, 1, tolerance=1e-14, max_nodes=4)
+    method = IntegratedGradients(BiEncoder(encoder), 1, tolerance=1e-14, max_nodes=4)
     with torch.no_grad():
-        (found,) = method.explain(encoder.read([QUERY], "query"), encoder.read([DOCUMENT], "document"))
+        (found,) = method.cold(encoder.read([QUERY], "query"), encoder.read([DOCUMENT], "document"))
     a = integrated_jacobian(model, QUERY, 1, normalise=True, nodes=4, task="query")
     b = integrated_jacobian(model, DOCUMENT, 1, normalise=True, nodes=4)
     # IG_i of the cosine with b held is <integrated Jacobian of the unit embedding, unit b>.
@@ -97,7 +98,7 @@ def test_pair_methods_have_no_factors(method: str) -> None:
     explainer = Explainer(tiny("bert"), method)
     with pytest.raises(InvalidInput, match="pairs of texts"):
         explainer.factor([DOCUMENT])
-    assert not explainer.method.cacheable
+    assert not explainer.method.has_factors
 
 
 @pytest.mark.slow

@@ -11,8 +11,9 @@ from rag_explain import Explainer
 from rag_explain.encoder.model import Encoder
 from rag_explain.encoder.reference import reference_features
 from rag_explain.errors import InvalidInput, UnsupportedModel
-from rag_explain.methods.integration_path import IntegrationPath
-from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians, _next_nodes
+from rag_explain.methods.integration_path import IntegrationPath, _next_nodes
+from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians
+from rag_explain.scorers.bi_encoder import BiEncoder
 from tests.support.models import TEXTS, tiny
 from tests.support.references_jacobian import integrated_jacobian
 
@@ -41,7 +42,7 @@ def with_nodes(kind: type[IntegratedJacobians] | type[ExactJacobians], encoder: 
 @pytest.mark.parametrize("layer", [0, 2])
 def test_ij_is_the_sum_of_its_equation(architecture: str, layer: int) -> None:
     model = tiny(architecture)
-    rows, path = rows_of(with_nodes(IntegratedJacobians, Encoder(model), layer, 4), QUERY)
+    rows, path = rows_of(with_nodes(IntegratedJacobians, BiEncoder(Encoder(model)), layer, 4), QUERY)
     wanted = integrated_jacobian(model, QUERY, layer, normalise=True, nodes=4)
     tolerance = 2e-6 if architecture in CASTS_TO_FLOAT32 else 1e-9
     assert torch.allclose(path.embedding, wanted.embedding, atol=tolerance)
@@ -51,7 +52,7 @@ def test_ij_is_the_sum_of_its_equation(architecture: str, layer: int) -> None:
 
 def test_ij_converges_to_the_integral() -> None:
     model = tiny("bert")
-    rows, path = rows_of(IntegratedJacobians(Encoder(model), 2, tolerance=1e-8), QUERY)
+    rows, path = rows_of(IntegratedJacobians(BiEncoder(Encoder(model)), 2, tolerance=1e-8), QUERY)
     wanted = integrated_jacobian(model, QUERY, 2, normalise=True, nodes=100)
     assert path.nodes < 100
     assert (rows - wanted.rows).abs().max() < 1e-7
@@ -60,10 +61,10 @@ def test_ij_converges_to_the_integral() -> None:
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "qwen3"])
 def test_exact_integrates_the_embedding_and_divides_afterwards(architecture: str) -> None:
     model = tiny(architecture)
-    method = with_nodes(ExactJacobians, Encoder(model), 1, 4)
+    method = with_nodes(ExactJacobians, BiEncoder(Encoder(model)), 1, 4)
     rows, path = rows_of(method, QUERY)
     wanted = integrated_jacobian(model, QUERY, 1, normalise=False, nodes=4)
-    rest, embedding, norm = method.halves(path)
+    rest, embedding, norm = method.endpoints(path)
     shifted = wanted.embedding - wanted.reference
     tolerance = 5e-6 if architecture in CASTS_TO_FLOAT32 else 1e-9
     assert (rows - wanted.rows).abs().max() < tolerance * wanted.rows.abs().max()
@@ -74,7 +75,7 @@ def test_exact_integrates_the_embedding_and_divides_afterwards(architecture: str
 
 def test_a_dense_layer_and_a_normalisation_behind_the_pooling_are_part_of_the_path() -> None:
     model = tiny("bert", after=lambda: [Dense(16, 8, activation_function=torch.nn.Tanh()), Normalize()])
-    rows, _ = rows_of(with_nodes(IntegratedJacobians, Encoder(model), 1, 4), QUERY)
+    rows, _ = rows_of(with_nodes(IntegratedJacobians, BiEncoder(Encoder(model)), 1, 4), QUERY)
     assert (rows - integrated_jacobian(model, QUERY, 1, normalise=True, nodes=4).rows).abs().max() < 1e-9
 
 
@@ -126,7 +127,11 @@ def test_a_large_reference_similarity_is_said_so(caplog: pytest.LogCaptureFixtur
     found = explanation.references
     assert found is not None
     large = max(found["f(a, r_b)"], found["f(r_a, b)"])
-    assert ("note" in explanation.provenance) == (large > 0.1) == ("reference similarity" in caplog.text)
+    assert (
+        any("reference similarity" in notice.text for notice in explanation.notices)
+        == (large > 0.1)
+        == ("reference similarity" in caplog.text)
+    )
 
 
 def test_the_error_is_measured_and_the_search_for_nodes_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -153,7 +158,7 @@ def test_the_next_number_of_nodes_follows_the_errors() -> None:
 
 
 def test_without_shared_masks_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = IntegratedJacobians(Encoder(tiny("t5")), 1)
+    method = IntegratedJacobians(BiEncoder(Encoder(tiny("t5"))), 1)
     rows, path = rows_of(method, QUERY)
     assert method._spreads
     monkeypatch.setitem(vars(method), "_spreads", False)
@@ -163,10 +168,10 @@ def test_without_shared_masks_the_numbers_are_the_same(monkeypatch: pytest.Monke
 
 
 def test_long_texts_run_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = IntegratedJacobians(Encoder(tiny("bert")), 1)
+    method = IntegratedJacobians(BiEncoder(Encoder(tiny("bert"))), 1)
     rows, path = rows_of(method, DOCUMENT)
     assert path.kept
-    monkeypatch.setattr("rag_explain.methods.jacobian._POSITIONS", 50)
+    monkeypatch.setattr("rag_explain.methods.integration_path._POSITIONS", 50)
     again, other = rows_of(method, DOCUMENT)
     assert not other.kept
     assert torch.allclose(rows, again, atol=1e-12)

@@ -40,9 +40,9 @@ def test_one_cell_is_called_one_cell(pooling: str) -> None:
     explainer = Explainer(tiny("bert", pooling), "pooled")
     explanation = explainer.explain(QUERY, DOCUMENT)
     assert np.count_nonzero(explanation.pairs) == 1
-    assert "one cell" in explanation.provenance["note"]
+    assert any("one cell" in notice.text for notice in explanation.notices)
     assert abs(explanation.gap or 0.0) < 1e-6
-    assert "note" not in Explainer(tiny("bert"), "pooled").explain(QUERY, DOCUMENT).provenance
+    assert not Explainer(tiny("bert"), "pooled").explain(QUERY, DOCUMENT).notices
 
 
 def test_there_is_no_layer_to_choose() -> None:

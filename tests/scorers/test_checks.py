@@ -9,12 +9,13 @@ from torch import nn
 
 from rag_explain.cli import main
 from rag_explain.methods.checks import examine
+from rag_explain.scorers import resolve
 from tests.support.models import ARCHITECTURES, folder, tiny
 
 
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 def test_every_architecture_is_found_healthy(architecture):
-    findings = {finding.subject: finding for finding in examine(tiny(architecture, dtype=torch.float32))}
+    findings = {finding.subject: finding for finding in examine(resolve(tiny(architecture, dtype=torch.float32)))}
     assert all(finding.ok for finding in findings.values()), findings
     assert ARCHITECTURES[architecture].model in findings["architecture"].seen
     assert "3 blocks" in findings["architecture"].seen
@@ -24,7 +25,7 @@ def test_every_architecture_is_found_healthy(architecture):
 
 def test_what_is_not_supported_is_said():
     model = tiny("bert", after=lambda: [Dense(16, 8, activation_function=nn.Sigmoid())])
-    assert [finding.seen for finding in examine(model) if not finding.ok] == [
+    assert [finding.seen for finding in examine(resolve(model)) if not finding.ok] == [
         "this encoder cannot be explained exactly: the activation sigmoid(x) is 0.5 at zero, so it is no multiple of "
         "its input"
     ]

@@ -17,15 +17,15 @@ from tests.support.models import tiny
 
 @cache
 def encoder() -> Encoder:
-    return Encoder(tiny(dtype=torch.float32, prompts={"document": "passage: "})).reader
+    return Encoder(tiny(dtype=torch.float32, prompts={"document": "passage: "}))
 
 
 def test_sentences_are_kept_together_where_they_fit() -> None:
     text = "The cat sat. The dog ran.\n\nParis is the capital of France. The moon looked old."
-    chunks = [text[start:end] for start, end in chunk_spans(text, encoder(), 12)]
+    chunks = [text[start:end] for start, end in chunk_spans(text, encoder().reader, 12)]
     assert chunks[0] == "The cat sat. The dog ran."
     assert all(chunk.endswith(".") for chunk in chunks)
-    assert chunk_spans(text, encoder(), 60) == [(0, len(text))]
+    assert chunk_spans(text, encoder().reader, 60) == [(0, len(text))]
 
 
 @settings(max_examples=50, deadline=None)
@@ -35,7 +35,7 @@ def test_sentences_are_kept_together_where_they_fit() -> None:
 )
 def test_nothing_but_blanks_is_lost_and_nothing_is_truncated(words: list[str], size: int) -> None:
     text = " ".join(words)
-    spans = chunk_spans(text, encoder(), size)
+    spans = chunk_spans(text, encoder().reader, size)
     cursor = 0
     for start, end in spans:
         assert cursor <= start < end
@@ -47,11 +47,11 @@ def test_nothing_but_blanks_is_lost_and_nothing_is_truncated(words: list[str], s
 
 def test_a_long_sentence_is_cut_between_tokens() -> None:
     text = "the cat " * 200
-    spans = chunk_spans(text, encoder(), 40)
+    spans = chunk_spans(text, encoder().reader, 40)
     assert len(spans) == 10
-    assert all(len(encoder().token_offsets(text[start:end])) == 40 for start, end in spans)
+    assert all(len(encoder().reader.token_offsets(text[start:end])) == 40 for start, end in spans)
 
 
 def test_a_chunk_needs_a_size() -> None:
     with pytest.raises(InvalidInput, match="at least 1 token"):
-        chunk_spans("text", encoder(), 0)
+        chunk_spans("text", encoder().reader, 0)
