@@ -30,7 +30,7 @@ def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "verify", str(folder)]) == 0
     with Store(folder) as store:
         assert store._disk is not None
-        store._disk._database.write(
+        store._disk._file.write(
             lambda connection: connection.execute("UPDATE rows SET data = 'x' WHERE key = ?", [make_key(3)])
         )
     assert main(["store", "verify", str(folder)]) == 1

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from rag_explain.errors import FormatError, InvalidInput, StoreError
 from rag_explain.store.codec import Precision, decode, encode
+from rag_explain.store.disk import DEFAULT_LIMIT, Disk
 from rag_explain.store.memory import DEFAULT_BUDGET, Memory, Resident, SingleFlight
 from rag_explain.store.remote import Bucket, Objects, Remote
-from rag_explain.store.sqlite import DEFAULT_LIMIT, Disk
 from rag_explain.store.tier import Once, Row, Tier, chunks, owner
 from rag_explain.types import Factors
 

@@ -13,7 +13,7 @@ import pytest
 
 from rag_explain.errors import StoreError
 from rag_explain.store.codec import encode
-from rag_explain.store.sqlite import Disk
+from rag_explain.store.disk import Disk
 from rag_explain.store.tier import Row, owner
 from tests.support.synthetic import make_factors, make_key
 
@@ -79,7 +79,7 @@ def test_the_rows_used_longest_ago_go_when_the_limit_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_000_000
-    monkeypatch.setattr("rag_explain.store.sqlite.time.time", lambda: now)
+    monkeypatch.setattr("rag_explain.store.disk.time.time", lambda: now)
     limit = 6 * 2**20
     with closing(Disk(tmp_path, max_bytes=limit)) as disk:
         for step in range(120):
@@ -179,7 +179,7 @@ def test_the_quarantine_does_not_grow_without_end(disk: Disk) -> None:
 def test_whoever_reads_a_locked_file_waits_once_and_then_not_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rag_explain.store.database._READ_PATIENCE", 0.1)
+    monkeypatch.setattr("rag_explain.store.sqlite_file._READ_PATIENCE", 0.1)
     with closing(Disk(tmp_path, journal="DELETE", timeout=0.1)) as disk:
         disk.put([make_row(0)])
         with closing(sqlite3.connect(tmp_path / "factors.sqlite", isolation_level=None)) as other:
@@ -297,7 +297,7 @@ def test_a_child_process_does_not_use_its_parents_connections(disk: Disk) -> Non
 
 
 def test_bytes_are_flushed_before_they_are_acknowledged(disk: Disk) -> None:
-    with disk._database._connection() as connection:
+    with disk._file._connection() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
         assert connection.execute("PRAGMA secure_delete").fetchone() == (1,)
         assert connection.execute("PRAGMA trusted_schema").fetchone() == (0,)

@@ -20,8 +20,8 @@ import pytest
 from rag_explain.errors import StoreError
 from rag_explain.store import Store
 from rag_explain.store.codec import decode, encode
-from rag_explain.store.database import journal_mode, on_network
-from rag_explain.store.sqlite import Disk
+from rag_explain.store.disk import Disk
+from rag_explain.store.sqlite_file import journal_mode, on_network
 from rag_explain.store.tier import Row, owner
 from tests.support.synthetic import make_entry, make_factors, make_key
 
@@ -176,10 +176,10 @@ def test_what_can_still_be_read_of_a_damaged_file_is_taken_over(
 def test_a_set_aside_file_does_not_hide_a_new_one_that_another_process_made(tmp_path: Path) -> None:
     with closing(Disk(tmp_path)) as slow, closing(Disk(tmp_path)) as quick:
         slow.put([make_row(0)])
-        bad = slow._database._file
-        quick._database._prepare(bad=bad)
+        bad = slow._file._inode
+        quick._file._prepare(bad=bad)
         quick.put([make_row(1)])
-        slow._database._prepare(bad=bad)
+        slow._file._prepare(bad=bad)
         assert slow.has([make_key(1)]) == {make_key(1)}
 
 
@@ -240,7 +240,7 @@ def test_forged_rows_are_misses(value: str, tmp_path: Path, monkeypatch: pytest.
     with closing(sqlite3.connect(tmp_path / "factors.sqlite")) as connection:
         connection.execute(f"UPDATE rows SET data = {value} WHERE key = ?", [make_key(0)])
         connection.commit()
-    monkeypatch.setattr("rag_explain.store.database.MAX_BYTES", 10**6)
+    monkeypatch.setattr("rag_explain.store.sqlite_file.MAX_BYTES", 10**6)
     with Store(tmp_path) as store:
         assert set(store.get([make_key(0), make_key(1)])) == {make_key(1)}
         store.put([make_entry(0)])

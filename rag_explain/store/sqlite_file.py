@@ -107,7 +107,7 @@ def at_fault(error: sqlite3.Error) -> bool:
     return isinstance(error, ForeignFile) or error_code(error) in _DAMAGE
 
 
-class Database:
+class SqliteFile:
     """Pooled connections to `folder`/factors.sqlite. Raises `StoreError`; while reading, `sqlite3.Error` too.
 
     Args:
@@ -121,7 +121,7 @@ class Database:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
-        self._file: tuple[int, int] | None = None  # device and inode that the idle connections have open
+        self._inode: tuple[int, int] | None = None  # device and inode that the idle connections have open
         self._pid = os.getpid()
         self._closed = False
         if self.folder.exists() and not self.folder.is_dir():
@@ -217,7 +217,7 @@ class Database:
             connection.close()
             raise
         with self._lock:
-            if not self._closed and file == self._file and self._pid == os.getpid() and len(self._idle) < _POOL:
+            if not self._closed and file == self._inode and self._pid == os.getpid() and len(self._idle) < _POOL:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -230,9 +230,9 @@ class Database:
                 _inherited.extend(self._idle)
                 self._idle, self._pid = [], os.getpid()
             file = _identity(self.path)
-            if file != self._file:
+            if file != self._inode:
                 self._drain()
-                self._file = file
+                self._inode = file
             if self._idle:
                 return self._idle.pop(), file
         if file is None and not self.readonly:

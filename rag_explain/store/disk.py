@@ -1,7 +1,7 @@
 """The disk tier: rows of bytes in one SQLite file, shared by processes, within a size limit.
 
 A row is on disk when `put` returns. Rows that turn out to be damaged go to quarantine, where they can be
-looked at; a damaged file is set aside as a whole (see `database`). Deleted bytes are overwritten with zeros.
+looked at; a damaged file is set aside as a whole (see `sqlite_file`). Deleted bytes are overwritten with zeros.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_explain.errors import StoreError
-from rag_explain.store.database import Database, ForeignFile, damaged_files, is_busy, is_circumstance, open_damaged
+from rag_explain.store.sqlite_file import ForeignFile, SqliteFile, damaged_files, is_busy, is_circumstance, open_damaged
 from rag_explain.store.tier import Row, chunks
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Disk:
         timeout: float = 10.0,
         journal: str | None = None,
     ) -> None:
-        self._database = Database(folder, timeout=timeout, journal=journal)
+        self._file = SqliteFile(folder, timeout=timeout, journal=journal)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._touched: dict[bytes, int] = {}
@@ -62,12 +62,12 @@ class Disk:
     @property
     def folder(self) -> Path:
         """Where the file is."""
-        return self._database.folder
+        return self._file.folder
 
     @property
     def readonly(self) -> bool:
         """Whether rows can only be read here."""
-        return self._database.readonly
+        return self._file.readonly
 
     # ------------------------------------------------------------------ rows
 
@@ -99,7 +99,7 @@ class Disk:
     def put(self, rows: Sequence[Row]) -> None:
         """Write the rows, in transactions of at most 200 rows."""
         for chunk in chunks(rows, _CHUNK):
-            self._database.write(partial(self._put, rows=chunk))
+            self._file.write(partial(self._put, rows=chunk))
 
     def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
         """Give rows that are kept already more owners."""
@@ -114,7 +114,7 @@ class Disk:
                 pairs,
             )
 
-        self._database.write(insert)
+        self._file.write(insert)
 
     def quarantine(self, key: bytes, reason: str) -> None:
         """Move a damaged row out of the way; the newest 16 are kept."""
@@ -131,7 +131,7 @@ class Disk:
             connection.execute("DELETE FROM rows WHERE key = ?", (key,))
             connection.execute("DELETE FROM uses WHERE key = ?", (key,))
 
-        self._database.write(move)
+        self._file.write(move)
 
     # ------------------------------------------------------------------ erasing
 
@@ -157,11 +157,11 @@ class Disk:
                 "INSERT INTO state VALUES ('forgets', 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"
             )
 
-        self._database.write(erase)
+        self._file.write(erase)
         with self._lock:
             for key in keys:
                 self._touched.pop(key, None)
-        self._database.empty_log()
+        self._file.empty_log()
         for path in damaged_files(self.folder):
             path.unlink(missing_ok=True)
         left = self.has(list(keys)) | self.owned_by(owners)
@@ -175,8 +175,8 @@ class Disk:
 
     def prune(self, max_bytes: int) -> int:
         """Drop the rows that were used longest ago, and give the space back to the filesystem."""
-        gone = self._database.write(lambda connection: self._evict(connection, max_bytes))
-        self._database.give_back()
+        gone = self._file.write(lambda connection: self._evict(connection, max_bytes))
+        self._file.give_back()
         return gone
 
     # ------------------------------------------------------------------ looking after it
@@ -219,7 +219,7 @@ class Disk:
         totals = self._read("SELECT count(*), coalesce(sum(size), 0) FROM uses", [])
         documents = self._read("SELECT count(DISTINCT owner) FROM documents", [])
         quarantined = self._read("SELECT count(*) FROM quarantine", [])
-        path = self._database.path
+        path = self._file.path
         return {
             "folder": str(self.folder),
             "rows": totals[0][0] if totals else 0,
@@ -230,7 +230,7 @@ class Disk:
             "quarantined": quarantined[0][0] if quarantined else 0,
             "set_aside": [path.name for path in damaged_files(self.folder)],
             "readonly": self.readonly,
-            "journal": self._database.journal,
+            "journal": self._file.journal,
             "sqlite": sqlite3.sqlite_version,
         }
 
@@ -238,8 +238,8 @@ class Disk:
         """Write down when rows were last used, and close the file."""
         if self._touched and not self.readonly:
             with suppress(StoreError):  # nothing is lost but the order in which rows are dropped
-                self._database.write(self._touch)
-        self._database.close()
+                self._file.write(self._touch)
+        self._file.close()
 
     # ------------------------------------------------------------------ inside a transaction
 
@@ -289,7 +289,7 @@ class Disk:
         if time.monotonic() < self._resume:
             raise StoreError(f"the store {self.folder} was locked a moment ago and is left alone for now")
         try:
-            return self._database.read(statement, values)
+            return self._file.read(statement, values)
         except sqlite3.Error as error:
             kind = StoreError if is_circumstance(error) else _Unreadable
             if is_busy(error):

@@ -133,7 +133,7 @@ def test_verify_finds_and_quarantines_damaged_rows(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.put([make_entry(seed) for seed in range(5)])
         assert store._disk is not None
-        store._disk._database.write(
+        store._disk._file.write(
             lambda connection: connection.execute(
                 "UPDATE rows SET data = substr(data, 1, 100) || zeroblob(length(data) - 100) WHERE key = ?",
                 [make_key(3)],
