@@ -33,7 +33,7 @@ import torch
 from rag_explain import Explainer, Explanation, models
 from rag_explain.documents import Documents
 from rag_explain.encoder import as_passages
-from rag_explain.store import Entry, Store
+from rag_explain.store import NewFactors, Store
 from rag_explain.store.codec import decode, encode
 from rag_explain.store.memory import Memory, Resident
 from rag_explain.store.policy import SkiRental
@@ -82,7 +82,7 @@ def main() -> None:
         torch.set_num_threads(1)
     documents = [" ".join(text.split()[:WORDS]) for text in read(arguments.documents)[: arguments.count]]
     queries = read(arguments.queries)[: arguments.count]
-    store = Store(arguments.store or tempfile.mkdtemp(), precision="fp32", memory=2**32)
+    store = Store(arguments.store or tempfile.mkdtemp(), precision="fp32", memory_bytes=2**32)
     with torch.no_grad(), store, Explainer(arguments.model, store=store) as explainer:
         explainer.precompute(documents)
         bench = Bench(
@@ -124,7 +124,7 @@ def ten_documents(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with Store(folder) as store:
             keys = Documents(encoder, method, store)._keys(as_passages(documents))
-            store.put([Entry(key, factors) for key, factors in zip(keys, bench.factors, strict=False)])
+            store.put([NewFactors(key, factors) for key, factors in zip(keys, bench.factors, strict=False)])
 
         def opened() -> float:
             with Store(folder) as store:

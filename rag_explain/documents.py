@@ -10,7 +10,7 @@ from typing import Any
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import StoreError
 from rag_explain.methods import ColdDocument, Method
-from rag_explain.store import Entry, Found, Store, factors_key
+from rag_explain.store import KeptFactors, NewFactors, Store, factors_key
 from rag_explain.store.policy import SkiRental
 from rag_explain.store.tier import chunks
 from rag_explain.types import Embedded, Factors
@@ -102,7 +102,7 @@ class Documents:
         asked = len(query.tokens)
         return [self._policy.should_build(key, asked, n) for key, n in zip(keys, lengths, strict=True)]
 
-    def _warm(self, query: Factors, found: dict[bytes, Found], costs: dict[bytes, float]) -> dict[bytes, Served]:
+    def _warm(self, query: Factors, found: dict[bytes, KeptFactors], costs: dict[bytes, float]) -> dict[bytes, Served]:
         if not found:
             return {}
         start = time.perf_counter()
@@ -131,13 +131,13 @@ class Documents:
 
     def _build(
         self, keys: Sequence[bytes], batch: Batch, wanted: Sequence[bytes], owners: dict[bytes, tuple[str, ...]]
-    ) -> dict[bytes, Found]:
+    ) -> dict[bytes, KeptFactors]:
         """Build and keep those of the batch's documents that are wanted, each by one thread only."""
         if not wanted:
             return {}
         position = {key: index for index, key in enumerate(keys)}
 
-        def compute(mine: list[bytes]) -> list[Entry]:
+        def compute(mine: list[bytes]) -> list[NewFactors]:
             asked = batch.select([position[key] for key in mine])
             entries = []
             for bucket in asked.buckets(BUCKET_TOKENS):
@@ -146,7 +146,7 @@ class Documents:
                 factors = self._method.factor(part)
                 self._policy.observe_build(time.perf_counter() - start, [len(tokens) for tokens in part.tokens])
                 for index, half in zip(bucket, factors, strict=True):
-                    entries.append(Entry(mine[index], half, owners.get(mine[index], ())))
+                    entries.append(NewFactors(mine[index], half, owners.get(mine[index], ())))
             return entries
 
         return self._store.build(wanted, compute, self._device)

@@ -1,12 +1,12 @@
-"""One SQLite file that several processes read and write, that may be damaged, and that may not be ours.
+"""One SQLite file that several processes read and write, and that may be damaged or not a store at all.
 
-The file lives in a folder of its own, so that a damaged one can be set aside without touching anything of the
-caller's. Connections are pooled, never cross a fork, and notice when the file under them was replaced.
+The file lies in a folder of its own and is readable by its owner only. Connections are pooled, are never used across a
+fork, and are closed when the file was replaced. A file that is damaged or is not a store is renamed (set aside), and a
+new one begun: what it held can be computed again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sqlite3
@@ -17,22 +17,24 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from filelock import FileLock
+
 from rag_explain.errors import StoreError
 from rag_explain.store.codec import MAX_BYTES
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rag_explain.store")
 
 APPLICATION_ID = 0x52584631  # "RXF1"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE = "factors.sqlite"
-DAMAGED = "factors.sqlite.damaged"
+SET_ASIDE = "factors.sqlite.damaged"
 _LOCK = "factors.lock"
 _PAGE = 16_384
 _POOL = 8
-_READ_PATIENCE = 2.0  # seconds: whoever searches would rather compute than wait
-_SUFFIXES = ("", "-journal", "-wal", "-shm")
+_READ_PATIENCE = 2.0  # seconds: after that, computing the factors is quicker than waiting for them
+_BESIDE = ("-journal", "-wal", "-shm")  # what SQLite puts beside its file
 _SCHEMA = {
     "rows": "CREATE TABLE rows (key BLOB PRIMARY KEY, data BLOB NOT NULL)",
     # Apart from the rows, because SQLite rewrites a whole row, with its data, to change one of its columns.
@@ -40,21 +42,12 @@ _SCHEMA = {
     "uses_by_age": "CREATE INDEX uses_by_age ON uses (used)",
     "documents": "CREATE TABLE documents (owner BLOB, key BLOB, PRIMARY KEY (owner, key)) WITHOUT ROWID",
     "documents_by_key": "CREATE INDEX documents_by_key ON documents (key)",
-    "quarantine": "CREATE TABLE quarantine (key BLOB PRIMARY KEY, data BLOB, reason TEXT, found INTEGER)",
-    "state": "CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "epoch": "CREATE TABLE epoch (value INTEGER NOT NULL)",
 }
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "secure_delete=ON", "synchronous=FULL")
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_CIRCUMSTANCES = _BUSY | {
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_PROTOCOL,
-    sqlite3.SQLITE_READONLY,
-}
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_UNREADABLE = _DAMAGE | {sqlite3.SQLITE_TOOBIG, 0}  # 0: Python could not make a value of it
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "ceph", "afs", "gpfs", "beegfs", "glusterfs")
 _inherited: list[object] = []  # connections of a parent process: closing them here would drop its locks
 
@@ -71,40 +64,34 @@ def on_network(folder: Path, mounts: str = "/proc/self/mounts") -> bool:
         lines = Path(mounts).read_text("utf-8", "replace").splitlines()
     except OSError:
         return False
-    place = str(folder.resolve())
-    best, kind = -1, ""
-    for line in lines:
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
-        mount = fields[1].replace("\\040", " ")
-        if len(mount) > best and (place == mount or place.startswith(mount.rstrip("/") + "/")):
-            best, kind = len(mount), fields[2]
-    return kind.startswith(_NETWORK)
-
-
-def error_code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code, or 0 where Python raised without one."""
-    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+    fields = [line.split(" ") for line in lines]
+    kinds = {f"{one[1].rstrip('/')}/".replace("\\040", " "): one[2] for one in fields if len(one) > 2}
+    above = [mount for mount in kinds if f"{folder.resolve()}/".startswith(mount)]
+    return kinds[max(above, key=len)].startswith(_NETWORK) if above else False
 
 
 class ForeignFile(sqlite3.DatabaseError):
-    """The file is a healthy database, but not one that this library made."""
+    """The file is a healthy database, but not a store of this format."""
 
 
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another process held the file for too long."""
-    return error_code(error) in _BUSY
+    return _code(error) in _BUSY
 
 
-def is_circumstance(error: sqlite3.Error) -> bool:
-    """Whether the machine or another process is to blame, rather than what the file holds."""
-    return error_code(error) in _CIRCUMSTANCES
+def is_unreadable(error: sqlite3.Error) -> bool:
+    """Whether what the file holds is the cause, rather than the machine or another process."""
+    return _code(error) in _UNREADABLE
 
 
-def at_fault(error: sqlite3.Error) -> bool:
-    """Whether the file as a whole is to blame, and should be set aside."""
-    return isinstance(error, ForeignFile) or error_code(error) in _DAMAGE
+def _is_bad(error: sqlite3.Error) -> bool:
+    """Whether the file as a whole is the cause, and should be set aside."""
+    return isinstance(error, ForeignFile) or _code(error) in _DAMAGE
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code, or 0 where Python raised without one."""
+    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
 class SqliteFile:
@@ -113,24 +100,29 @@ class SqliteFile:
     Args:
         timeout: seconds to wait for another process's write before giving up.
         journal: SQLite's journal mode; None chooses by version and filesystem.
+        readonly: open only to read: no file and no folder is made.
     """
 
-    def __init__(self, folder: str | Path, *, timeout: float = 10.0, journal: str | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, *, timeout: float = 10.0, journal: str | None = None, readonly: bool = False
+    ) -> None:
         self.folder = Path(folder).absolute()
         self.path = self.folder / FILE
         self._timeout = timeout
         self._lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
-        self._inode: tuple[int, int] | None = None  # device and inode that the idle connections have open
+        self._inode: tuple[int, int] | None = None  # of the file that the idle connections have open
         self._pid = os.getpid()
         self._closed = False
         if self.folder.exists() and not self.folder.is_dir():
             raise StoreError(f"{self.folder} is a file: a store is a folder, give the path of one or of a new one")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"the store's folder cannot be made: {error}") from error
-        self.readonly = not _writable(self.folder, self.path)
+        if not readonly:
+            try:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(f"the store's folder cannot be made: {error}") from error
+        self.writable = _writable(self.folder, self.path)
+        self.readonly = readonly or not self.writable
         self.journal = journal or journal_mode(network=on_network(self.folder))
         if not self.readonly:
             self._prepare()
@@ -151,21 +143,15 @@ class SqliteFile:
         """
         if self.readonly:
             raise StoreError(f"the store {self.folder} cannot be written to")
-        file = _identity(self.path)
-        try:
+        inode = _inode(self.path)
+        with self._named_errors():
             try:
                 return self._transaction(work)
             except sqlite3.Error as error:
-                if not at_fault(error):
+                if not _is_bad(error):
                     raise
-                self._prepare(bad=file)
-                return self._transaction(work)
-        except sqlite3.Error as error:
-            if is_busy(error):
-                reason = f"stayed locked by another process for {self._timeout:g} s"
-            else:
-                reason = f"failed: {error}"
-            raise StoreError(f"the store {self.folder} {reason}") from error
+            self._prepare(bad=inode)
+            return self._transaction(work)
 
     def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         with self._connection() as connection:
@@ -183,20 +169,14 @@ class SqliteFile:
 
     def give_back(self) -> None:
         """Return free pages to the filesystem."""
-        try:
-            with self._connection() as connection:
-                # Not execute: it would take one step of a statement that frees one page per step.
-                connection.executescript("PRAGMA incremental_vacuum")
-        except sqlite3.Error as error:
-            raise StoreError(f"the store {self.folder} failed: {error}") from error
+        with self._named_errors(), self._connection() as connection:
+            # Not execute: it would take one step of a statement that frees one page per step.
+            connection.executescript("PRAGMA incremental_vacuum")
 
     def empty_log(self) -> None:
         """Bring what a write-ahead log holds into the file and empty it: erased bytes must not stay."""
-        try:
-            with self._connection() as connection:
-                busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        except sqlite3.Error as error:
-            raise StoreError(f"the store {self.folder} failed: {error}") from error
+        with self._named_errors(), self._connection() as connection:
+            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if busy:
             raise StoreError(f"readers kept the log of {self.folder} from being emptied: forget again later")
 
@@ -206,18 +186,27 @@ class SqliteFile:
             self._closed = True
             self._drain()
 
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """SQLite's errors as `StoreError`, with the folder and what happened."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            locked = f"stayed locked by another process for {self._timeout:g} s"
+            raise StoreError(f"the store {self.folder} {locked if is_busy(error) else f'failed: {error}'}") from error
+
     # ------------------------------------------------------------------ connections
 
     @contextmanager
     def _connection(self, patience: float | None = None) -> Iterator[sqlite3.Connection]:
-        connection, file = self._take(self._timeout if patience is None else patience)
+        connection, inode = self._take(self._timeout if patience is None else patience)
         try:
             yield connection
         except BaseException:
             connection.close()
             raise
         with self._lock:
-            if not self._closed and file == self._inode and self._pid == os.getpid() and len(self._idle) < _POOL:
+            if not self._closed and inode == self._inode and self._pid == os.getpid() and len(self._idle) < _POOL:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -229,16 +218,16 @@ class SqliteFile:
             if self._pid != os.getpid():
                 _inherited.extend(self._idle)
                 self._idle, self._pid = [], os.getpid()
-            file = _identity(self.path)
-            if file != self._inode:
+            inode = _inode(self.path)
+            if inode != self._inode:
                 self._drain()
-                self._inode = file
+                self._inode = inode
             if self._idle:
-                return self._idle.pop(), file
-        if file is None and not self.readonly:
-            self._prepare()  # somebody removed the file while we ran
+                return self._idle.pop(), inode
+        if inode is None and not self.readonly:
+            self._prepare()  # the file was removed after this store was opened
             return self._take(patience)
-        return self._connect(patience), file
+        return self._connect(patience), inode
 
     def _drain(self) -> None:
         for connection in self._idle:
@@ -246,15 +235,8 @@ class SqliteFile:
         self._idle = []
 
     def _connect(self, patience: float) -> sqlite3.Connection:
-        """A connection to a file that has been seen to be ours."""
-        if not self.readonly:
-            connection = _open(self.path, "mode=rw", patience)
-        else:
-            try:
-                connection = _open(self.path, "mode=ro", patience)
-            except sqlite3.OperationalError:
-                # WAL wants to write beside the file even to read it; here nobody else can write either.
-                connection = _open(self.path, "immutable=1", patience)
+        """A connection to a file that was checked to be a store."""
+        connection = self._open_readonly(patience) if self.readonly else _open(self.path, "mode=rw", patience)
         try:
             _check(connection)
         except BaseException:
@@ -262,89 +244,107 @@ class SqliteFile:
             raise
         return connection
 
+    def _open_readonly(self, patience: float) -> sqlite3.Connection:
+        """A connection that makes no file, as SQLite does even to read a file in WAL mode.
+
+        Without its log, such a file is complete, and no process is writing to it: it can be read as it lies there.
+        """
+        if not _in_wal_mode(self.path) or Path(f"{self.path}-wal").exists():
+            try:
+                return _open(self.path, "mode=ro", patience)
+            except sqlite3.OperationalError as error:
+                if is_busy(error):
+                    raise
+        return _open(self.path, "immutable=1", patience)
+
     # ------------------------------------------------------------------ making it, and setting it aside
 
     def _prepare(self, bad: tuple[int, int] | None = None) -> None:
-        """Leave a file of ours at `path`: make one where there is none, set aside what is bad or not ours.
+        """Leave a store at `path`: make one where there is none, and where the file is bad or not a store.
 
-        `bad` is the file that failed: another process may have replaced it by now, and the new one must stay.
+        `bad` is the file that failed: another process may have replaced it since, and the new one must stay.
         """
         try:
-            with _locked(self.folder / _LOCK):
-                if bad is not None and _identity(self.path) == bad:
+            # On a file of its own, never on the database, whose locks SQLite owns.
+            with FileLock(self.folder / _LOCK, timeout=60, mode=0o600):
+                if bad is not None and _inode(self.path) == bad:
                     self._set_aside("it cannot be read or written")
                 try:
-                    self._create()
+                    if self.path.exists():
+                        self._adopt()
                 except sqlite3.Error as error:
-                    if not at_fault(error):
+                    if not _is_bad(error):
                         raise
                     self._set_aside(str(error))
+                if not self.path.exists():
                     self._create()
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"the store {self.folder} cannot be opened: {error}") from error
 
-    def _create(self) -> None:
-        """Open the file, or make it. Nobody else makes it meanwhile: we hold the lock."""
-        with closing(_open(self.path, "mode=rwc", self._timeout)) as connection:
-            new = _empty(connection)
-            if new:
-                connection.execute(f"PRAGMA page_size={_PAGE}")
-                connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    def _adopt(self) -> None:
+        """Check that the file is a store, and bring it into the journal mode."""
+        with closing(_open(self.path, "mode=rw", self._timeout)) as connection:
+            _check(connection)
             if connection.execute("PRAGMA journal_mode").fetchone()[0].upper() != self.journal:
                 connection.execute("PRAGMA busy_timeout=500")
-                with suppress(sqlite3.OperationalError):  # another process uses it in its own mode: that one serves
+                with suppress(sqlite3.OperationalError):  # another process uses the file in its own mode: it may
                     connection.execute(f"PRAGMA journal_mode={self.journal}").fetchall()
-                connection.execute(f"PRAGMA busy_timeout={int(self._timeout * 1000)}")
-            if new:
-                connection.execute("BEGIN IMMEDIATE")
-                for statement in _SCHEMA.values():
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-                connection.execute("COMMIT")
-            _check(connection)
+
+    def _create(self) -> None:
+        """Make the file under another name and rename it once it is complete: no process ever opens half of it."""
+        new = self.folder / f"{FILE}.new"
+        new.unlink(missing_ok=True)
+        for suffix in _BESIDE:  # of a new file that was not finished, or of a file that was removed
+            Path(f"{new}{suffix}").unlink(missing_ok=True)
+            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        # What SQLite makes beside the file has the rights of the file.
+        os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
+        with closing(_open(new, "mode=rw", self._timeout)) as connection:
+            connection.execute(f"PRAGMA page_size={_PAGE}")
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+            connection.execute(f"PRAGMA journal_mode={self.journal}").fetchall()
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in _SCHEMA.values():
+                connection.execute(statement)
+            connection.execute("INSERT INTO epoch VALUES (random())")
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        os.replace(new, self.path)
 
     def _set_aside(self, reason: str) -> None:
-        for suffix in _SUFFIXES:
+        """Rename the file, in place of one that was set aside before."""
+        with self._lock:
+            self._drain()  # where open files cannot be renamed
+        self.erase_set_aside()
+        for suffix in ("", *_BESIDE):
             with suppress(FileNotFoundError):
-                os.replace(f"{self.path}{suffix}", self.folder / f"{DAMAGED}{suffix}")
-        log.warning(
-            "the store %s was damaged (%s) and starts anew; the old file is kept as %s: "
-            "`rag-explain store verify` takes over what can still be read",
-            *(self.folder, reason, DAMAGED),
-        )
+                os.replace(f"{self.path}{suffix}", self.folder / f"{SET_ASIDE}{suffix}")
+        log.warning("the store %s starts anew: %s; the old file is kept as %s", self.folder, reason, SET_ASIDE)
+
+    def set_aside(self) -> list[Path]:
+        """The file that was set aside in this folder, with what SQLite had put beside it."""
+        return [path for suffix in ("", *_BESIDE) if (path := self.folder / f"{SET_ASIDE}{suffix}").exists()]
+
+    def erase_set_aside(self) -> None:
+        """Remove what was set aside."""
+        for path in self.set_aside():
+            path.unlink(missing_ok=True)
 
 
-def damaged_files(folder: Path) -> list[Path]:
-    """What was set aside in this folder."""
-    return [path for suffix in _SUFFIXES if (path := folder / f"{DAMAGED}{suffix}").exists()]
-
-
-def open_damaged(folder: Path) -> sqlite3.Connection:
-    """The file that was set aside, to be read as far as it goes."""
-    # SQLite refuses a file that is shorter than its header says, unless its schema may be repaired.
-    connection = _open(folder / DAMAGED, "mode=rw", 5.0, "writable_schema=ON", "query_only=ON")
-    try:
-        _check(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _open(path: Path, options: str, timeout: float, *first: str) -> sqlite3.Connection:
+def _open(path: Path, options: str, timeout: float) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"{path.as_uri()}?{options}", timeout=timeout, uri=True, isolation_level=None, check_same_thread=False
     )
-    # The file may be hostile: its schema runs nothing, and no declared length makes us allocate more than a
-    # row may have.
+    # The file may be hostile: its schema runs nothing, and no declared length makes SQLite allocate more than a row may
+    # have.
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.setlimit(sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 0)
     try:
-        for pragma in (*first, *_PRAGMAS):
+        for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # now, not later, it has to be readable
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # it has to be readable now, not later
     except BaseException:
         connection.close()
         raise
@@ -352,7 +352,7 @@ def _open(path: Path, options: str, timeout: float, *first: str) -> sqlite3.Conn
 
 
 def _patiently(connection: sqlite3.Connection, seconds: float, call: Callable[[], T]) -> T:
-    """`call`, as soon as other processes let it: in short naps, since SQLite's own sleep through the gaps."""
+    """`call`, tried every 15 ms while other processes hold the file: SQLite's own naps grow, and miss the gaps."""
     connection.execute("PRAGMA busy_timeout=15")
     deadline = time.monotonic() + seconds
     while True:
@@ -364,12 +364,14 @@ def _patiently(connection: sqlite3.Connection, seconds: float, call: Callable[[]
 
 
 def _check(connection: sqlite3.Connection) -> None:
-    """Refuse a database that holds anything but our own tables: no trigger and no view is ever run."""
+    """Refuse a database that holds anything but a store's own tables: no trigger and no view is ever run."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
         raise ForeignFile("it is not a store of rag_explain")
     if version > SCHEMA_VERSION:
         raise StoreError(f"the store was made by a newer rag_explain (format {version}): update, or give another path")
+    if version < SCHEMA_VERSION:
+        raise ForeignFile(f"it was made by an older rag_explain (format {version})")
     found = {
         name: sql
         for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master")
@@ -380,34 +382,24 @@ def _check(connection: sqlite3.Connection) -> None:
         raise ForeignFile(f"its schema is not that of a store: {', '.join(odd)[:200]}")
 
 
-def _empty(connection: sqlite3.Connection) -> bool:
-    return bool(connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0])
-
-
 def _writable(folder: Path, path: Path) -> bool:
     effective = os.access in os.supports_effective_ids
     return all(os.access(p, os.W_OK, effective_ids=effective) for p in (folder, path) if p == folder or p.exists())
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _in_wal_mode(path: Path) -> bool:
+    """By the file's header. Closing the file drops this process's own locks on it: ask only where it cannot write."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(20)[18:] == b"\2\2"
+    except OSError:
+        return False  # SQLite will say what is wrong with it
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Device and inode, which tell a file from another one that took its name."""
     try:
         status = os.stat(path)
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock between processes, on a file of its own: never on the database, whose locks SQLite owns."""
-    with open(path, "a") as file:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StoreError(f"{path} stayed locked by another process for 60 s") from None
-                time.sleep(0.02)
-        yield
