@@ -157,15 +157,8 @@ class SqliteFile:
         with self._connection() as connection:
             _patiently(connection, self._timeout, lambda: connection.execute("BEGIN IMMEDIATE"))
             connection.execute(f"PRAGMA busy_timeout={int(self._timeout * 1000)}")
-            try:
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    with suppress(sqlite3.Error):  # the first error says what happened; closing rolls back as well
-                        connection.execute("ROLLBACK")
-                raise
-            return result
+            with connection:  # commits, or rolls back
+                return work(connection)
 
     def give_back(self) -> None:
         """Return free pages to the filesystem."""
@@ -227,22 +220,12 @@ class SqliteFile:
         if inode is None and not self.readonly:
             self._prepare()  # the file was removed after this store was opened
             return self._take(patience)
-        return self._connect(patience), inode
+        return self._open_readonly(patience) if self.readonly else _open(self.path, "mode=rw", patience), inode
 
     def _drain(self) -> None:
         for connection in self._idle:
             connection.close()
         self._idle = []
-
-    def _connect(self, patience: float) -> sqlite3.Connection:
-        """A connection to a file that was checked to be a store."""
-        connection = self._open_readonly(patience) if self.readonly else _open(self.path, "mode=rw", patience)
-        try:
-            _check(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _open_readonly(self, patience: float) -> sqlite3.Connection:
         """A connection that makes no file, as SQLite does even to read a file in WAL mode.
@@ -284,7 +267,6 @@ class SqliteFile:
     def _adopt(self) -> None:
         """Check that the file is a store, and bring it into the journal mode."""
         with closing(_open(self.path, "mode=rw", self._timeout)) as connection:
-            _check(connection)
             if connection.execute("PRAGMA journal_mode").fetchone()[0].upper() != self.journal:
                 connection.execute("PRAGMA busy_timeout=500")
                 with suppress(sqlite3.OperationalError):  # another process uses the file in its own mode: it may
@@ -299,7 +281,7 @@ class SqliteFile:
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
         # What SQLite makes beside the file has the rights of the file.
         os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
-        with closing(_open(new, "mode=rw", self._timeout)) as connection:
+        with closing(_open(new, "mode=rw", self._timeout, check=False)) as connection:
             connection.execute(f"PRAGMA page_size={_PAGE}")
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             connection.execute(f"PRAGMA journal_mode={self.journal}").fetchall()
@@ -332,7 +314,8 @@ class SqliteFile:
             path.unlink(missing_ok=True)
 
 
-def _open(path: Path, options: str, timeout: float) -> sqlite3.Connection:
+def _open(path: Path, options: str, timeout: float, *, check: bool = True) -> sqlite3.Connection:
+    """A connection to a file that was checked to be a store, unless it is a new one."""
     connection = sqlite3.connect(
         f"{path.as_uri()}?{options}", timeout=timeout, uri=True, isolation_level=None, check_same_thread=False
     )
@@ -344,7 +327,8 @@ def _open(path: Path, options: str, timeout: float) -> sqlite3.Connection:
     try:
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # it has to be readable now, not later
+        if check:
+            _check(connection)
     except BaseException:
         connection.close()
         raise
