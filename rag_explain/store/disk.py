@@ -16,7 +16,7 @@ from typing import Any
 
 from rag_explain.errors import StoreError
 from rag_explain.store.sqlite_file import SqliteFile, is_busy, is_unreadable
-from rag_explain.store.tier import Row, chunks
+from rag_explain.store.tier import Row, Tier, chunks
 
 DEFAULT_DISK_BYTES = 10 * 2**30
 _CHUNK = 200  # keys in one statement, rows in one transaction
@@ -28,7 +28,7 @@ class _Unreadable(StoreError):
     """What the file holds cannot be read; other rows of it may be."""
 
 
-class Disk:
+class Disk(Tier):
     """Rows in `folder`/factors.sqlite.
 
     Args:
@@ -50,25 +50,16 @@ class Disk:
         readonly: bool = False,
     ) -> None:
         self._file = SqliteFile(folder, timeout=timeout, journal=journal, readonly=readonly)
+        self.folder = self._file.folder
+        self.readonly = self._file.readonly
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._touched: dict[bytes, int] = {}  # rows that were read since the last write, and when
         self._resume = 0.0
 
-    @property
-    def folder(self) -> Path:
-        """Where the file is."""
-        return self._file.folder
-
-    @property
-    def readonly(self) -> bool:
-        """Whether rows can only be read here."""
-        return self._file.readonly
-
     # ------------------------------------------------------------------ rows
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Those of the keys that are kept, without reading their data."""
         return self._select("SELECT key FROM uses WHERE key IN", keys)
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
@@ -95,7 +86,6 @@ class Disk:
             self._file.write(partial(self._put, rows=chunk))
 
     def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
-        """Give rows that are kept already more owners."""
         known = "SELECT 1 FROM documents WHERE owner = ? AND key = ?"
         pairs = [(owner, key) for key, owners in links for owner in owners if not self._read(known, [owner, key])]
         insert = "INSERT OR IGNORE INTO documents SELECT ?, key FROM uses WHERE key = ?"
@@ -103,13 +93,11 @@ class Disk:
             self._file.write(lambda connection: connection.executemany(insert, pairs))
 
     def delete(self, key: bytes) -> None:
-        """Delete a damaged row. Its owners stay known, so that the row can be forgotten once it was computed again."""
         self._file.write(lambda connection: _delete(connection, [key], "rows", "uses"))
 
     # ------------------------------------------------------------------ erasing
 
     def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
-        """The keys of the rows that one of these documents owns."""
         return self._select("SELECT key FROM documents WHERE owner IN", owners)
 
     def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
@@ -144,7 +132,6 @@ class Disk:
     # ------------------------------------------------------------------ looking after it
 
     def scan(self) -> Iterator[Row]:
-        """Every row with its documents; one that cannot be read comes without data."""
         last = b""
         while found := self._read("SELECT key FROM uses WHERE key > ? ORDER BY key LIMIT 100", [last]):
             for (key,) in found:
@@ -155,7 +142,6 @@ class Disk:
                 yield row
 
     def info(self) -> dict[str, Any]:
-        """What there is, as plain data."""
         counts = "SELECT count(*), coalesce(sum(size), 0), (SELECT count(DISTINCT owner) FROM documents) FROM uses"
         rows, size, documents = (self._read(counts, []) or [(0, 0, 0)])[0]
         path = self._file.path
@@ -184,13 +170,10 @@ class Disk:
     def _put(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         now = int(time.time() * 1000)
         connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", [(row.key, row.data) for row in rows])
-        connection.executemany(
-            "INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", [(row.key, now, len(row.data)) for row in rows]
-        )
-        connection.executemany(
-            "INSERT OR IGNORE INTO documents VALUES (?, ?)",
-            [(owner, row.key) for row in rows for owner in row.owners],
-        )
+        uses = [(row.key, now, len(row.data)) for row in rows]
+        connection.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", uses)
+        owned = [(owner, row.key) for row in rows for owner in row.owners]
+        connection.executemany("INSERT OR IGNORE INTO documents VALUES (?, ?)", owned)
         self._touch(connection)
         self._evict(connection, self._max_bytes)
 

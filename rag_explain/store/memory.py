@@ -240,7 +240,7 @@ class SingleFlight:
         results: Mapping[bytes, T] = {}
         try:
             if keys:
-                results = compute(keys)
+                results = compute(list(keys))
         finally:
             with self._lock:
                 for key in keys:

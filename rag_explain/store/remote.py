@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from rag_explain.errors import MissingExtra, StoreError
 from rag_explain.store.codec import MAX_BYTES
-from rag_explain.store.tier import OWNER_BYTES, Row
+from rag_explain.store.tier import OWNER_BYTES, Row, Tier
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Objects(Protocol):
         """The names that begin with `prefix`, which ends with a slash."""
 
 
-class Bucket:
+class Bucket(Objects):
     """`Objects` in a bucket or a folder: s3://, gs://, az://, file://, memory://. Needs the extra `remote`.
 
     Args:
@@ -104,7 +104,6 @@ class Bucket:
         _together(one(name, data) for name, data in items.items())
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove those that exist."""
         for name in names:
             try:
                 self._obstore.delete(self._store, name)
@@ -112,7 +111,6 @@ class Bucket:
                 log.debug("%s was gone already", name)
 
     def names(self, prefix: str) -> Iterator[str]:
-        """The names that begin with `prefix`."""
         for page in self._obstore.list(self._store, prefix=prefix):
             for item in page:
                 yield item["path"]
@@ -127,7 +125,7 @@ def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return asyncio.run(gathered())
 
 
-class Remote:
+class Remote(Tier):
     """A tier over `Objects`: every call has a deadline, and after a failure the place is not asked for a while.
 
     Args:
@@ -147,12 +145,10 @@ class Remote:
         self._resume = 0.0
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Those of the keys that are kept, without fetching them where the place can tell."""
         names = {_ROWS + key.hex(): key for key in keys}
         return {names[name] for name in self._optional(lambda: self._existing(list(names)), self._timeout)}
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
-        """The rows that are kept under these keys, with their owners."""
         names = {_ROWS + key.hex(): key for key in keys}
         found = self._optional(lambda: dict(self._objects.get(list(names))), self._timeout)
         return {names[name]: _unwrap(names[name], data) for name, data in found.items()}
@@ -181,16 +177,13 @@ class Remote:
             self.put(changed)
 
     def delete(self, key: bytes) -> None:
-        """Delete a damaged row; its marks stay."""
         self._optional(lambda: self._objects.delete([_ROWS + key.hex()]), self._patience)
 
     def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
-        """The keys of the rows that one of these documents owns."""
         marks = self._within(lambda: self._marks(owners), self._patience)
         return {bytes.fromhex(name.rpartition("/")[2]) for name in marks}
 
     def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
-        """Erase these rows and look that they are gone."""
         rows = [_ROWS + key.hex() for key in keys]
 
         def erase() -> None:
@@ -209,14 +202,12 @@ class Remote:
         return set(self._objects.get(names)) if has is None else has(names)
 
     def scan(self) -> Iterator[Row]:
-        """Every row with its owners, one by one."""
         for name in self._within(lambda: list(self._objects.names(_ROWS)), self._patience):
             key = bytes.fromhex(name.removeprefix(_ROWS))
             found = self._within(partial(self._objects.get, [name]), self._patience)
             yield _unwrap(key, found.get(name, b""))
 
     def info(self) -> dict[str, Any]:
-        """What there is, as plain data."""
         rows = self._within(lambda: sum(1 for _ in self._objects.names(_ROWS)), self._patience)
         return {"objects": type(self._objects).__name__, "rows": rows}
 

@@ -114,13 +114,8 @@ class SqliteFile:
         self._inode: tuple[int, int] | None = None  # of the file that the idle connections have open
         self._pid = os.getpid()
         self._closed = False
-        if self.folder.exists() and not self.folder.is_dir():
-            raise StoreError(f"{self.folder} is a file: a store is a folder, give the path of one or of a new one")
         if not readonly:
-            try:
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                raise StoreError(f"the store's folder cannot be made: {error}") from error
+            self._make_folder()
         self.writable = _writable(self.folder, self.path)
         self.readonly = readonly or not self.writable
         self.journal = journal or journal_mode(network=on_network(self.folder))
@@ -242,11 +237,18 @@ class SqliteFile:
 
     # ------------------------------------------------------------------ making it, and setting it aside
 
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"a store is a folder, and {self.folder} cannot be made one: {error.strerror}") from error
+
     def _prepare(self, bad: tuple[int, int] | None = None) -> None:
         """Leave a store at `path`: make one where there is none, and where the file is bad or not a store.
 
         `bad` is the file that failed: another process may have replaced it since, and the new one must stay.
         """
+        self._make_folder()
         try:
             # On a file of its own, never on the database, whose locks SQLite owns.
             with FileLock(self.folder / _LOCK, timeout=60, mode=0o600):
@@ -319,8 +321,7 @@ def _open(path: Path, options: str, timeout: float, *, check: bool = True) -> sq
     connection = sqlite3.connect(
         f"{path.as_uri()}?{options}", timeout=timeout, uri=True, isolation_level=None, check_same_thread=False
     )
-    # The file may be hostile: its schema runs nothing, and no declared length makes SQLite allocate more than a row may
-    # have.
+    # The file may be hostile: its schema runs nothing, and no length in it makes SQLite allocate more than a row has.
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.setlimit(sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 0)

@@ -35,10 +35,7 @@ class Tier(Protocol):
     """A place that keeps rows. Every method may raise `StoreError`."""
 
     name: str
-
-    @property
-    def readonly(self) -> bool:
-        """Whether rows can only be read here."""
+    readonly: bool  # rows can only be read here
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that are kept, without reading their data."""
@@ -53,7 +50,7 @@ class Tier(Protocol):
         """Give rows that are kept already more owners."""
 
     def delete(self, key: bytes) -> None:
-        """Delete a row that turned out to be damaged. Its owners stay known: it will be computed again."""
+        """Delete a damaged row. Its owners stay known, so that it can be forgotten once it was computed again."""
 
     def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
         """The keys of the rows that one of these documents owns."""
