@@ -43,7 +43,7 @@ def _open(arguments: argparse.Namespace, *, readonly: bool = False) -> Any:
 
     place = arguments.store
     if "://" in place:
-        return Store(remote=place)
+        return Store(remote=place, readonly=readonly)
     if not any(Path(place).glob("factors.sqlite*")):
         raise StoreError(f"there is no store at {place}: give the folder that an Explainer was given as `store`")
     return Store(place, remote=arguments.remote, readonly=readonly)
@@ -59,7 +59,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     with _open(arguments, readonly=True) as store:
         report = store.verify()
     if any(counts["damaged"] for counts in report.values()):
-        with _open(arguments) as store:  # only now to be changed: damaged rows are deleted
+        with _open(arguments) as store:  # to delete the damaged rows
             report = store.verify()
     for tier, counts in report.items():
         print(f"{tier}: {counts['rows']} rows, {counts['damaged']} damaged")

@@ -132,12 +132,21 @@ class Remote(Tier):
         timeout: seconds that a lookup may take before the document is computed here instead.
         patience: seconds that a write, an erasure or a listing may take.
         pause: seconds during which a place that failed is not asked again.
+        readonly: never write or delete an object.
     """
 
     name = "remote"
-    readonly = False
 
-    def __init__(self, objects: Objects, *, timeout: float = 2.0, patience: float = 60.0, pause: float = 60.0) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        timeout: float = 2.0,
+        patience: float = 60.0,
+        pause: float = 60.0,
+        readonly: bool = False,
+    ) -> None:
+        self.readonly = readonly
         self._objects = objects
         self._timeout = timeout
         self._patience = patience
@@ -184,6 +193,8 @@ class Remote(Tier):
         return {bytes.fromhex(name.rpartition("/")[2]) for name in marks}
 
     def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
+        if self.readonly:
+            raise StoreError("the remote store was opened only to be read")
         rows = [_ROWS + key.hex() for key in keys]
 
         def erase() -> None:

@@ -55,8 +55,8 @@ class Store(AbstractContextManager["Store"]):
         remote: a URL (s3://, gs://, az://, file://) or anything with the four methods of `Objects`.
         memory_bytes: what memory may take, per device; one number is the limit of every device.
         max_bytes: what the disk tier may take.
-        precision: of stored rows; "fp16" costs about 2e-4, "int8" about 4e-3 at half the size.
-        readonly: only read the folder: nothing is made or changed in it.
+        precision: of stored rows; "fp16" adds an error of about 2e-4, "int8" about 4e-3 at half the size.
+        readonly: only read: nothing is made or changed in the folder or the remote.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Store(AbstractContextManager["Store"]):
         self._disk = None if folder is None else Disk(folder, max_bytes=max_bytes, readonly=readonly)
         self._remote = None
         if remote is not None:
-            self._remote = Remote(Bucket(remote) if isinstance(remote, str) else remote)
+            self._remote = Remote(Bucket(remote) if isinstance(remote, str) else remote, readonly=readonly)
         self._flights = SingleFlight()
         self._once = Once()
         self._gate = threading.Lock()  # nothing with an owner is kept while a document is being forgotten

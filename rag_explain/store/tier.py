@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -70,11 +71,6 @@ class Tier(Protocol):
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """`items` in lists of at most `size`."""
-    chunk: list[T] = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+    rest = iter(items)
+    while chunk := list(islice(rest, size)):
         yield chunk

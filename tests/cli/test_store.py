@@ -44,6 +44,15 @@ def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_verify_a_bucket(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bucket = tmp_path / "bucket"
+    main(["store", "export", str(folder), bucket.as_uri()])
+    (bucket / "factors" / make_key(3).hex()).write_bytes(b"damaged")
+    assert main(["store", "verify", bucket.as_uri()]) == 1
+    assert main(["store", "verify", bucket.as_uri()]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["remote: 30 rows, 1 damaged", "remote: 29 rows, 0 damaged"]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

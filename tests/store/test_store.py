@@ -128,6 +128,21 @@ def test_the_package_can_be_imported_where_there_is_no_fcntl() -> None:
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
 
 
+def test_a_store_that_is_only_read_changes_nothing_and_refuses_to_forget(tmp_path: Path) -> None:
+    url = (tmp_path / "bucket").as_uri()
+    with Store(tmp_path / "disk", remote=url) as store:
+        store.put([make_entry(0, ids=("a",))])
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with Store(tmp_path / "disk", remote=url, readonly=True) as store:
+        store.put([make_entry(1)])
+        store.link([(make_key(0), ["b"])])
+        assert store.get([make_key(0)])[make_key(0)].tier == "disk"
+        assert store.prune(0) == 0
+        with pytest.raises(StoreError, match=r"not erased everywhere.*disk.*remote"):
+            store.forget(["a"])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+
+
 def test_one_string_is_not_a_list_of_ids() -> None:
     with Store() as store, pytest.raises(InvalidInput, match="list"):
         store.forget("abc")
