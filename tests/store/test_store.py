@@ -53,7 +53,7 @@ def test_what_is_served_does_not_depend_on_who_built_it(precision: str, tmp_path
     assert built.tokens == read.tokens
 
 
-def test_each_document_is_built_once_whoever_asks(tmp_path: Path) -> None:
+def test_each_document_is_built_once_by_whichever_thread_asks_first(tmp_path: Path) -> None:
     built: list[bytes] = []
 
     def compute(keys: list[bytes]) -> list[NewFactors]:
