@@ -34,7 +34,7 @@ from rag_explain import Explainer, Explanation, models
 from rag_explain.factors import Factors
 from rag_explain.pairing import Placed, multiply
 from rag_explain.planner import DocumentPlanner, SkiRental
-from rag_explain.store import Entry, Store
+from rag_explain.store import NewFactors, Store
 from rag_explain.store.codec import decode, encode
 from rag_explain.store.memory import Memory
 from rag_explain.texts.passage import as_passages
@@ -81,7 +81,7 @@ def main() -> None:
         torch.set_num_threads(1)
     documents = [" ".join(text.split()[:WORDS]) for text in read(arguments.documents)[: arguments.count]]
     queries = read(arguments.queries)[: arguments.count]
-    store = Store(arguments.store or tempfile.mkdtemp(), precision="fp32", memory=2**32)
+    store = Store(arguments.store or tempfile.mkdtemp(), precision="fp32", memory_bytes=2**32)
     with torch.no_grad(), store, Explainer(arguments.model, store=store) as explainer:
         explainer.precompute(documents)
         bench = Bench(
@@ -123,7 +123,7 @@ def ten_documents(bench: Bench) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with Store(folder) as store:
             keys = DocumentPlanner(encoder, method, store)._keys(as_passages(documents))
-            store.put([Entry(key, factors) for key, factors in zip(keys, bench.factors, strict=False)])
+            store.put([NewFactors(key, factors) for key, factors in zip(keys, bench.factors, strict=False)])
 
         def opened() -> float:
             with Store(folder) as store:

@@ -14,7 +14,7 @@ from rag_explain.errors import StoreError
 from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method
 from rag_explain.scorers.base import Scorer
-from rag_explain.store import Entry, Found, Store, factors_key
+from rag_explain.store import KeptFactors, NewFactors, Store, factors_key
 from rag_explain.store.tier import chunks
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Unit
@@ -120,11 +120,11 @@ class DocumentPlanner:
         cotangents = len(query.tokens)
         return [self._policy.should_build(key, cotangents, n) for key, n in zip(keys, lengths, strict=True)]
 
-    def _warm(self, query: Factors, found: dict[bytes, Found], costs: dict[bytes, float]) -> dict[bytes, Planned]:
+    def _warm(self, query: Factors, found: dict[bytes, KeptFactors], costs: dict[bytes, float]) -> dict[bytes, Planned]:
         if not found:
             return {}
         start = time.perf_counter()
-        pairs = self._method.warm(query, [item.resident for item in found.values()])
+        pairs = self._method.warm(query, [item.placed for item in found.values()])
         product = (time.perf_counter() - start) / len(found)
         return {
             key: Planned(pair, {"path": item.tier, "seconds": costs[key] + product})
@@ -152,13 +152,13 @@ class DocumentPlanner:
         wanted: Sequence[bytes],
         owners: dict[bytes, tuple[str, ...]],
         unit: Unit,
-    ) -> dict[bytes, Found]:
+    ) -> dict[bytes, KeptFactors]:
         """Build and keep those of the batch's documents that are wanted, each by one thread only."""
         if not wanted:
             return {}
         position = {key: index for index, key in enumerate(keys)}
 
-        def compute(mine: list[bytes]) -> list[Entry]:
+        def compute(mine: list[bytes]) -> list[NewFactors]:
             chosen = batch.select([position[key] for key in mine])
             entries = []
             for bucket in chosen.buckets(BUCKET_TOKENS):
@@ -167,7 +167,7 @@ class DocumentPlanner:
                 built = self._method.factor(part, unit)
                 self._policy.observe_build(time.perf_counter() - start, [len(tokens) for tokens in part.tokens])
                 for index, factors in zip(bucket, built, strict=True):
-                    entries.append(Entry(mine[index], factors, owners.get(mine[index], ())))
+                    entries.append(NewFactors(mine[index], factors, owners.get(mine[index], ())))
             return entries
 
         return self._store.build(wanted, compute, self._scorer.device)

@@ -130,7 +130,7 @@ def test_precompute_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: py
 
 
 def test_precompute_does_not_work_for_nothing(tmp_path: Path) -> None:
-    for store in (Store(memory=100), Store(tmp_path, max_bytes=100)):
+    for store in (Store(memory_bytes=100), Store(tmp_path, max_bytes=100)):
         with store, Explainer(tiny("bert"), store=store) as explainer, pytest.raises(StoreError, match="nothing"):
             explainer.precompute(CORPUS, progress=False)
 

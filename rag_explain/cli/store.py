@@ -20,14 +20,14 @@ def add(commands: Any) -> None:
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, run, help_text in (
         ("info", _info, "what is kept, and where"),
-        ("verify", _verify, "read every row; quarantine damaged ones; exit code 1 when there were any"),
+        ("verify", _verify, "read every row; delete damaged ones; exit code 1 when there were any"),
         ("prune", _prune, "drop the factors that were used longest ago"),
         ("export", _export, "copy every healthy row to another store"),
         ("forget", _forget, "erase documents by id, from every tier"),
     ):
         action = actions.add_parser(name, help=help_text)
         action.add_argument("store", help="the store's folder, or a bucket (s3://, gs://, az://, file://)")
-        action.add_argument("--remote", help="bucket behind the folder")
+        action.add_argument("--remote", help="the bucket that is asked after the folder")
         if name == "prune":
             action.add_argument("--max-size", required=True, help="bytes to keep, for example 500M or 2G")
         if name == "export":
@@ -37,34 +37,38 @@ def add(commands: Any) -> None:
         action.set_defaults(run=run)
 
 
-def _open(place: str, remote: str | None = None) -> Any:
-    """The store at `place`, which must exist unless it is a bucket."""
+def _open(arguments: argparse.Namespace, *, readonly: bool = False) -> Any:
+    """The store, which must exist unless it is a bucket."""
     from rag_explain.store import Store
 
+    place = arguments.store
     if "://" in place:
-        return Store(remote=place)
-    if not Path(place).is_dir():
+        return Store(remote=place, readonly=readonly)
+    if not any(Path(place).glob("factors.sqlite*")):
         raise StoreError(f"there is no store at {place}: give the folder that an Explainer was given as `store`")
-    return Store(place, remote=remote)
+    return Store(place, remote=arguments.remote, readonly=readonly)
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    with _open(arguments.store, arguments.remote) as store:
+    with _open(arguments, readonly=True) as store:
         print(json.dumps({tier: about for tier, about in store.info().items() if about}, indent=2))
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    with _open(arguments.store, arguments.remote) as store:
+    with _open(arguments, readonly=True) as store:
         report = store.verify()
+    if any(counts["damaged"] for counts in report.values()):
+        with _open(arguments) as store:  # to delete the damaged rows
+            report = store.verify()
     for tier, counts in report.items():
-        print(f"{tier}: {counts['rows']} rows, {counts['damaged']} damaged, {counts['taken_over']} taken over")
+        print(f"{tier}: {counts['rows']} rows, {counts['damaged']} damaged")
     return 1 if any(counts["damaged"] for counts in report.values()) else 0
 
 
 def _prune(arguments: argparse.Namespace) -> int:
     size = parse_size(arguments.max_size)
-    with _open(arguments.store, arguments.remote) as store:
+    with _open(arguments) as store:
         print(f"{store.prune(size)} rows dropped")
     return 0
 
@@ -72,7 +76,7 @@ def _prune(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from rag_explain.store import Store
 
-    with _open(arguments.store, arguments.remote) as store:
+    with _open(arguments) as store:
         place = arguments.target
         with Store(remote=place) if "://" in place else Store(place) as target:
             print(f"{store.export(target)} rows copied to {place}")
@@ -83,7 +87,7 @@ def _forget(arguments: argparse.Namespace) -> int:
     ids = [line.rstrip("\n") for line in sys.stdin] if arguments.ids == ["-"] else arguments.ids
     if not ids:
         raise InvalidInput("give the ids of the documents to forget, or - to read them from standard input")
-    with _open(arguments.store, arguments.remote) as store:
+    with _open(arguments) as store:
         print(f"{store.forget(ids)} rows erased")
     return 0
 

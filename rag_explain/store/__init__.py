@@ -6,6 +6,6 @@
 from __future__ import annotations
 
 from rag_explain.store.key import factors_key
-from rag_explain.store.tiers import Entry, Found, Store
+from rag_explain.store.store import KeptFactors, NewFactors, Store
 
-__all__ = ["Entry", "Found", "Store", "factors_key"]
+__all__ = ["KeptFactors", "NewFactors", "Store", "factors_key"]

@@ -1,13 +1,13 @@
 """Factors as bytes, and back: a fixed header, JSON for tokens and settings, plain arrays, a checksum.
 
-    header     magic, version, precision, flags, shape, lengths, norm, errors, the key
+    header     magic, version, precision, flags, shape, lengths, norm, error, the key
     about      JSON: tokens, role, method, settings, fingerprint, unit, references
     payload    for int8 scales (n,) fp16; rows (n, h); in fp32 rest (h,), embedding (h,)
     checksum   XXH3-128 over all of the above
 
-Bytes may come from anywhere: every length is checked against the bytes at hand before anything is allocated,
-nothing is unpickled, and whatever does not add up is a `FormatError`, which a store treats as a miss. The
-checksum finds damage, not forgery: whoever can write to a store can write wrong factors with a right checksum.
+Bytes may come from anywhere: every length is checked against the bytes at hand before anything is allocated, nothing is
+unpickled, and whatever does not add up is a `FormatError`, which a store treats as a miss. The checksum finds damage,
+not forgery: a program that can write to a store can write wrong factors with a right checksum.
 """
 
 from __future__ import annotations
@@ -15,31 +15,51 @@ from __future__ import annotations
 import json
 import math
 import struct
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from rag_explain.errors import FormatError, InvalidInput, StoreError
+from rag_explain.factors import Array, Factors
 from rag_explain.store.key import KEY_BYTES
-from rag_explain.types import Array, Factors, Part, Role, Token, Unit
+from rag_explain.texts.tokens import Part, Role, Token, Unit
+
+T = TypeVar("T")
 
 Precision = Literal["fp32", "fp16", "int8"]
 
 MAX_BYTES = 256 * 2**20  # of one row: a text of 32k tokens with 1024 dimensions in fp32 takes half of it
 _MAGIC = b"RXF1"
-_VERSION = 1
+_VERSION = 2
 _CODES: dict[Precision, int] = {"fp32": 0, "fp16": 1, "int8": 2}
 _NAMES = {code: name for name, code in _CODES.items()}
 _ITEM = {"fp32": 4, "fp16": 2, "int8": 1}
-# magic, version, precision, truncated, n, h, bytes of about, shift, norm, error, loss, key
-_HEADER = struct.Struct(f"<4sHBBIIIh2x3d{KEY_BYTES}s")
+_HEADER = struct.Struct(f"<4sHBBIIIh2x2d{KEY_BYTES}s")
 _CHECKSUM = 16
 _MAX_SHIFT = 100  # powers of two up to here are exact in float32, and so is what they multiply
 _PARTS = frozenset(get_args(Part))
 _ROLES = frozenset(get_args(Role))
 _UNITS = frozenset(get_args(Unit))
+
+
+class _Header(NamedTuple):
+    magic: bytes
+    version: int
+    code: int  # of the precision
+    truncated: int
+    n: int
+    h: int
+    about: int  # bytes
+    shift: int
+    norm: float
+    error: float
+    key: bytes
+
+    @property
+    def precision(self) -> Precision:
+        return _NAMES[self.code]
 
 
 def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes:
@@ -53,7 +73,6 @@ def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes
     if not (np.isfinite(factors.rows).all() and np.isfinite(factors.rest).all() and math.isfinite(factors.norm)):
         raise StoreError("factors with infinite or undefined numbers are not kept")
     precision, shift, packed, kept = _pack(factors.rows, precision)
-    loss = _relative(kept - factors.rows, factors.rows)
     error = factors.error
     if precision != "fp32":
         error = _relative(kept.sum(0, dtype=np.float64) + factors.rest - factors.embedding, factors.embedding)
@@ -62,7 +81,7 @@ def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes
     n, h = factors.rows.shape
     header = _HEADER.pack(
         *(_MAGIC, _VERSION, _CODES[precision], factors.truncated, n, h, len(about), shift),
-        *(factors.norm, error, loss, key),
+        *(factors.norm, error, key),
     )
     tail = [np.ascontiguousarray(vector, "<f4").tobytes() for vector in (factors.rest, factors.embedding)]
     body = b"".join((header, about, *packed, *tail))
@@ -73,62 +92,56 @@ def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes
 
 def decode(key: bytes, data: bytes) -> Factors:
     """The factors that were encoded under `key`; a `FormatError` for anything else."""
-    if not isinstance(data, bytes):
-        raise FormatError(f"stored factors must be bytes, not {type(data).__name__}")
-    if not _HEADER.size + _CHECKSUM <= len(data) <= MAX_BYTES:
-        raise FormatError(f"{len(data)} bytes cannot be stored factors")
-    magic, version, code, truncated, n, h, size, shift, norm, error, loss, owner = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != _VERSION or code not in _NAMES:
-        raise FormatError(f"stored factors of another format ({magic!r}, version {version}) cannot be read")
-    precision = _NAMES[code]
-    scales = 2 * n if precision == "int8" else 0
-    expected = _HEADER.size + size + scales + n * h * _ITEM[precision] + 8 * h + _CHECKSUM
-    if expected != len(data):
-        raise FormatError(f"stored factors declare {expected} bytes and are {len(data)}")
-    if xxhash.xxh3_128_digest(memoryview(data)[:-_CHECKSUM]) != data[-_CHECKSUM:]:
-        raise FormatError("stored factors are damaged: their checksum does not match")
-    if owner != key:
-        raise FormatError("stored factors belong to another key")
-    if abs(shift) > _MAX_SHIFT:
-        raise FormatError(f"stored factors cannot be shifted by {shift}")
-    if not (math.isfinite(norm) and math.isfinite(error) and math.isfinite(loss)):
-        raise FormatError("stored factors hold undefined numbers")
-    at = _HEADER.size + size
-    rows, at = _unpack(data, at, n, h, precision, shift)
-    tail = np.frombuffer(data, "<f4", 2 * h, at).astype(np.float32)
-    rows.flags.writeable = tail.flags.writeable = False  # else every Factors would copy them
-    # A sum is undefined as soon as one of its terms is: one pass instead of a mask as large as the rows.
-    if not (np.isfinite(rows.sum(0)).all() and np.isfinite(tail.sum())):
-        raise FormatError("stored factors hold undefined numbers")
+    header = _checked_header(key, data)
+    rows, rest, embedding = _numbers(data, header)
     try:
-        about = json.loads(data[_HEADER.size : _HEADER.size + size])
+        about = json.loads(data[_HEADER.size : _HEADER.size + header.about])
         return Factors(
-            tokens=_tokens(about, n),
+            tokens=_tokens(about, header.n),
             rows=rows,
-            rest=tail[:h],
-            embedding=tail[h:],
-            norm=norm,
+            rest=rest,
+            embedding=embedding,
+            norm=header.norm,
             role=_one_of(about["role"], _ROLES),
-            method=_text(about["method"]),
-            settings=_mapping(about["settings"]),
-            fingerprint=_text(about["fingerprint"]),
+            method=_expect(str, about["method"]),
+            settings=_expect(dict, about["settings"]),
+            fingerprint=_expect(str, about["fingerprint"]),
             unit=_one_of(about["unit"], _UNITS),
-            truncated=bool(truncated),
-            error=error,
-            references=None if about["references"] is None else _mapping(about["references"]),
+            truncated=bool(header.truncated),
+            error=header.error,
+            references=None if about["references"] is None else _expect(dict, about["references"]),
         )
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as problem:
         raise FormatError(f"stored factors are damaged: {problem!r}") from problem
 
 
-def stored_loss(data: bytes) -> float:
-    """|rows as kept - rows as computed| / |rows as computed|, measured when they were encoded."""
-    return float(_HEADER.unpack_from(data)[10])
-
-
 def stored_precision(data: bytes) -> Precision:
     """What the rows are kept in, which is fp32 where the asked precision would not do."""
-    return _NAMES[_HEADER.unpack_from(data)[2]]
+    return _Header(*_HEADER.unpack_from(data)).precision
+
+
+def _checked_header(key: bytes, data: bytes) -> _Header:
+    if not isinstance(data, bytes):
+        raise FormatError(f"stored factors must be bytes, not {type(data).__name__}")
+    if not _HEADER.size + _CHECKSUM <= len(data) <= MAX_BYTES:
+        raise FormatError(f"{len(data)} bytes cannot be stored factors")
+    header = _Header(*_HEADER.unpack_from(data))
+    if header.magic != _MAGIC or header.version != _VERSION or header.code not in _NAMES:
+        raise FormatError(f"stored factors of another format ({header.magic!r}, {header.version}) cannot be read")
+    scales = 2 * header.n if header.precision == "int8" else 0
+    numbers = scales + header.n * header.h * _ITEM[header.precision] + 8 * header.h
+    expected = _HEADER.size + header.about + numbers + _CHECKSUM
+    if expected != len(data):
+        raise FormatError(f"stored factors declare {expected} bytes and are {len(data)}")
+    if xxhash.xxh3_128_digest(memoryview(data)[:-_CHECKSUM]) != data[-_CHECKSUM:]:
+        raise FormatError("stored factors are damaged: their checksum does not match")
+    if header.key != key:
+        raise FormatError("stored factors belong to another key")
+    if abs(header.shift) > _MAX_SHIFT:
+        raise FormatError(f"stored factors cannot be shifted by {header.shift}")
+    if not (math.isfinite(header.norm) and math.isfinite(header.error)):
+        raise FormatError("stored factors hold undefined numbers")
+    return header
 
 
 # ---------------------------------------------------------------------- rows
@@ -157,17 +170,23 @@ def _pack(rows: Array, precision: Precision) -> tuple[Precision, int, list[bytes
     return "int8", shift, [scales.astype("<f2").tobytes(), levels.tobytes()], levels.astype(np.float32) * step
 
 
-def _unpack(data: bytes, at: int, n: int, h: int, precision: Precision, shift: int) -> tuple[NDArray[np.float32], int]:
-    """The (n, h) rows that begin at byte `at`, and where they end. Lengths have been checked."""
-    down = np.float32(2.0**-shift)
-    if precision == "int8":
+def _numbers(data: bytes, header: _Header) -> tuple[Array, Array, Array]:
+    """Rows (n, h), rest (h,) and embedding (h,). Lengths have been checked."""
+    n, h, at = header.n, header.h, _HEADER.size + header.about
+    down = np.float32(2.0**-header.shift)
+    if header.precision == "int8":
         step = np.frombuffer(data, "<f2", n, at).astype(np.float32)[:, None] * down
-        at += 2 * n
-        levels = np.frombuffer(data, np.int8, n * h, at).reshape(n, h)
-        return levels.astype(np.float32) * step, at + n * h
-    if precision == "fp16":
-        return np.frombuffer(data, "<f2", n * h, at).reshape(n, h).astype(np.float32) * down, at + 2 * n * h
-    return np.frombuffer(data, "<f4", n * h, at).reshape(n, h).astype(np.float32, copy=False), at + 4 * n * h
+        rows = np.frombuffer(data, np.int8, n * h, at + 2 * n).reshape(n, h).astype(np.float32) * step
+    elif header.precision == "fp16":
+        rows = np.frombuffer(data, "<f2", n * h, at).reshape(n, h).astype(np.float32) * down
+    else:
+        rows = np.frombuffer(data, "<f4", n * h, at).reshape(n, h).astype(np.float32, copy=False)
+    tail = np.frombuffer(data, "<f4", 2 * h, len(data) - _CHECKSUM - 8 * h).astype(np.float32)
+    # A sum is undefined as soon as one of its terms is: one pass instead of a mask as large as the rows.
+    if not (np.isfinite(rows.sum(0)).all() and np.isfinite(tail.sum())):
+        raise FormatError("stored factors hold undefined numbers")
+    rows.flags.writeable = tail.flags.writeable = False  # else every Factors would copy them
+    return rows, tail[:h], tail[h:]
 
 
 def _relative(difference: NDArray[Any], whole: NDArray[Any]) -> float:
@@ -207,15 +226,9 @@ def _tokens(about: dict[str, Any], n: int) -> tuple[Token, ...]:
     return tuple(map(Token, texts, starts, ends, parts, pieces))
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError("not a mapping")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a string")
+def _expect(kind: type[T], value: Any) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"not a {kind.__name__}")
     return value
 
 

@@ -13,7 +13,8 @@ from hashlib import blake2b
 from typing import Any
 
 from rag_explain.errors import InvalidInput
-from rag_explain.types import Passage, Role
+from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Role
 
 KEY_BYTES = 32
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # json.dumps would make one for every key

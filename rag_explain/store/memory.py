@@ -1,6 +1,7 @@
 """Factors at hand: each document's rows as one tensor on the device that will multiply them.
 
-A byte budget per device, least recently used out. One computation per key, however many threads ask for it.
+Each device keeps up to a limit of bytes and drops what was used longest ago. However many threads ask for a key, it is
+computed once.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rag_explain.factors import Factors
@@ -18,117 +21,115 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEFAULT_BUDGET = 2**29
-
-
-Resident = Placed
+DEFAULT_MEMORY_BYTES = 2**29
 
 
 def _to_device(block: torch.Tensor, device: str) -> torch.Tensor:
     return block.to(device)
 
 
+@dataclass(slots=True)
+class _Slot:
+    placed: Placed
+    owners: set[bytes]
+
+
 class Memory:
-    """Residents by key, within a byte budget per device.
+    """Placeds by key, with the documents that own them, in at most `max_bytes` per device.
 
     Args:
-        budgets: bytes per device ("cpu", "cuda", "cuda:1"); one number is the budget of every device.
+        max_bytes: per device ("cpu", "cuda", "cuda:1"); one number is the limit of every device.
         place: moves a block to a device; it may raise `torch.OutOfMemoryError`.
     """
 
     def __init__(
         self,
-        budgets: int | Mapping[str, int] = DEFAULT_BUDGET,
+        max_bytes: int | Mapping[str, int] = DEFAULT_MEMORY_BYTES,
         *,
         place: Callable[[torch.Tensor, str], torch.Tensor] = _to_device,
     ) -> None:
-        self._budgets = budgets
+        self._max_bytes = max_bytes
         self._place = place
         self._lock = threading.Lock()
-        self._shelves: dict[str, OrderedDict[bytes, Resident]] = {}
+        self._shelves: dict[str, OrderedDict[bytes, _Slot]] = {}  # by device; a key is on one device only
         self._bytes: dict[str, int] = {}
-        self._keys: dict[bytes, set[bytes]] = {}  # owner -> its keys
-        self._owners: dict[bytes, set[bytes]] = {}  # key -> its owners
 
-    def get(self, keys: Iterable[bytes], device: str = "cpu") -> dict[bytes, Resident]:
+    def get(self, keys: Iterable[bytes], device: str = "cpu") -> dict[bytes, Placed]:
         """Those of the keys that are here, on `device` or, where that had no room, on the CPU."""
         found = {}
         with self._lock:
             for key in keys:
-                for name in dict.fromkeys((device, "cpu")):
+                for name in (device, "cpu"):
                     shelf = self._shelves.get(name)
                     if shelf is not None and key in shelf:
                         shelf.move_to_end(key)
-                        found[key] = shelf[key]
+                        found[key] = shelf[key].placed
                         break
         return found
 
     def has(self, keys: Iterable[bytes]) -> set[bytes]:
         """Those of the keys that are here, on any device."""
         with self._lock:
-            return {key for key in keys if any(key in shelf for shelf in self._shelves.values())}
+            return {key for key in keys if self._slot(key)}
 
-    def put(self, key: bytes, factors: Factors, *, device: str = "cpu", owners: Sequence[bytes] = ()) -> Resident:
+    def put(self, key: bytes, factors: Factors, *, device: str = "cpu", owners: Iterable[bytes] = ()) -> Placed:
         """Keep these factors on `device`, and hand them back as they will be multiplied."""
-        resident, device = self._reside(factors, device)
+        placed, device = self._reside(factors, device)
+        limit = self.max_bytes(device)
         with self._lock:
-            for other in self._shelves.values():
-                if key in other:
-                    self._drop(key)
-                    break
-            budget = self.budget(device)
-            if resident.nbytes <= budget:
-                self._shelves.setdefault(device, OrderedDict())[key] = resident
-                self._bytes[device] = self._bytes.get(device, 0) + resident.nbytes
-                self._evict(device, budget)
-                self._link(key, owners)
-        return resident
+            self._drop(key)
+            if placed.nbytes <= limit:
+                self._shelves.setdefault(device, OrderedDict())[key] = _Slot(placed, set(owners))
+                self._bytes[device] = self._bytes.get(device, 0) + placed.nbytes
+                self._evict(device, limit)
+        return placed
 
-    def link(self, key: bytes, owners: Sequence[bytes]) -> None:
-        """Give what is kept under `key`, if anything is, more owners."""
+    def link(self, key: bytes, owners: Iterable[bytes]) -> bool:
+        """Give what is kept under `key` these owners; False when all of them are known to own it already."""
         with self._lock:
-            if any(key in shelf for shelf in self._shelves.values()):
-                self._link(key, owners)
+            slot = self._slot(key)
+            if slot is None:
+                return True
+            known = len(slot.owners)
+            slot.owners.update(owners)
+            return len(slot.owners) > known
 
-    def owned(self, key: bytes, owners: Iterable[bytes]) -> bool:
-        """Whether all of these documents are known to own what is kept under `key`."""
+    def forget(self, owners: Iterable[bytes]) -> set[bytes]:
+        """Let go of what these documents own; the keys that were here."""
+        wanted = set(owners)
         with self._lock:
-            return self._owners.get(key, set()).issuperset(owners)
-
-    def forget(self, owners: Iterable[bytes] = (), keys: Iterable[bytes] = ()) -> set[bytes]:
-        """Let go of what these documents own, and of these keys; the keys that were here."""
-        with self._lock:
-            gone = {key for owner in owners for key in self._keys.get(owner, ())}
-            gone |= {key for key in keys if any(key in shelf for shelf in self._shelves.values())}
+            gone = {key for shelf in self._shelves.values() for key, slot in shelf.items() if slot.owners & wanted}
             for key in gone:
                 self._drop(key)
         return gone
 
+    def drop(self, keys: Iterable[bytes]) -> None:
+        """Let go of these keys."""
+        with self._lock:
+            for key in keys:
+                self._drop(key)
+
     def clear(self) -> None:
         """Let go of everything."""
         with self._lock:
-            for state in (self._shelves, self._bytes, self._keys, self._owners):
-                state.clear()
+            self._shelves.clear()
+            self._bytes.clear()
 
-    def budget(self, device: str) -> int:
-        """The bytes that may be kept on `device`: "cuda:1" has the budget of "cuda" unless it has its own."""
-        if isinstance(self._budgets, int):
-            return self._budgets
-        return self._budgets.get(device, self._budgets.get(device.partition(":")[0], DEFAULT_BUDGET))
+    def max_bytes(self, device: str) -> int:
+        """What may be kept on `device`: "cuda:1" has the limit of "cuda" unless it has its own."""
+        if isinstance(self._max_bytes, int):
+            return self._max_bytes
+        return self._max_bytes.get(device, self._max_bytes.get(device.partition(":")[0], DEFAULT_MEMORY_BYTES))
 
     def info(self) -> dict[str, Any]:
-        """Documents, bytes and budget per device."""
+        """Documents and bytes per device, and the limit."""
         with self._lock:
             return {
-                device: {
-                    "documents": len(shelf),
-                    "bytes": self._bytes[device],
-                    "budget": self.budget(device),
-                }
+                device: {"documents": len(shelf), "bytes": self._bytes[device], "max_bytes": self.max_bytes(device)}
                 for device, shelf in self._shelves.items()
             }
 
-    def _reside(self, factors: Factors, device: str) -> tuple[Resident, str]:
+    def _reside(self, factors: Factors, device: str) -> tuple[Placed, str]:
         """Factors as a block on `device`; without room there, half of ours goes, then the CPU serves."""
         import torch
 
@@ -145,79 +146,61 @@ class Memory:
                     block = self._place(block, device)
                 except torch.OutOfMemoryError:
                     device = "cpu"
-        resident = Placed.of(factors, block)
-        return resident, device
+        placed = Placed.of(factors, block)
+        return placed, device
 
-    def _evict(self, device: str, budget: int) -> None:
-        shelf = self._shelves.get(device)
-        while shelf and self._bytes[device] > budget:
-            self._drop(next(iter(shelf)))
+    def _evict(self, device: str, limit: int) -> None:
+        while self._bytes.get(device, 0) > limit:
+            self._drop(next(iter(self._shelves[device])))
 
     def _drop(self, key: bytes) -> None:
         for device, shelf in self._shelves.items():
-            resident = shelf.pop(key, None)
-            if resident is not None:
-                self._bytes[device] -= resident.nbytes
-        for owner in self._owners.pop(key, ()):
-            self._keys[owner].discard(key)
-            if not self._keys[owner]:
-                del self._keys[owner]
+            slot = shelf.pop(key, None)
+            if slot is not None:
+                self._bytes[device] -= slot.placed.nbytes
 
-    def _link(self, key: bytes, owners: Sequence[bytes]) -> None:
-        for owner in owners:
-            self._keys.setdefault(owner, set()).add(key)
-            self._owners.setdefault(key, set()).add(owner)
+    def _slot(self, key: bytes) -> _Slot | None:
+        return next((shelf[key] for shelf in self._shelves.values() if key in shelf), None)
 
 
 class SingleFlight:
-    """One computation per key at a time: whoever asks for a key that is being computed waits for that one."""
+    """One computation per key at a time: a thread that asks for a key that is being computed waits for its result."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._flights: dict[bytes, _Flight] = {}
+        self._running: dict[bytes, Future[Mapping[bytes, Any]]] = {}
 
     def run(self, keys: Sequence[bytes], compute: Callable[[list[bytes]], Mapping[bytes, T]]) -> dict[bytes, T]:
-        """`compute` for those of the keys that nobody is computing, and other threads' results for the rest.
+        """`compute` for those of the keys that no thread is computing, and the other threads' results for the rest.
 
         When another thread's computation fails, its keys are computed here: its error is its own.
         """
         results: dict[bytes, T] = {}
         wanted = list(dict.fromkeys(keys))
         while wanted:
-            mine: dict[bytes, _Flight] = {}
-            others: dict[bytes, _Flight] = {}
+            future: Future[Mapping[bytes, T]] = Future()
             with self._lock:
-                for key in wanted:
-                    flight = self._flights.get(key)
-                    if flight is None:
-                        mine[key] = self._flights[key] = _Flight()
-                    else:
-                        others[key] = flight
-            try:
-                if mine:
-                    for key, value in compute(list(mine)).items():
-                        mine[key].land(value)
-                        results[key] = value
-            finally:
-                with self._lock:
-                    for key in mine:
-                        del self._flights[key]
-                for flight in mine.values():
-                    flight.done.set()
-            for key, flight in others.items():
-                flight.done.wait()
-                if flight.landed:
-                    results[key] = flight.value
+                others = {key: self._running[key] for key in wanted if key in self._running}
+                mine = [key for key in wanted if key not in others]
+                self._running |= dict.fromkeys(mine, future)
+            results |= self._run(mine, compute, future)
+            for key, other in others.items():
+                if key in other.result():
+                    results[key] = other.result()[key]
             wanted = [key for key in others if key not in results]
         return results
 
-
-class _Flight:
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.landed = False
-        self.value: Any = None
-
-    def land(self, value: Any) -> None:
-        self.value = value
-        self.landed = True
+    def _run(
+        self, keys: list[bytes], compute: Callable[[list[bytes]], Mapping[bytes, T]], future: Future[Mapping[bytes, T]]
+    ) -> Mapping[bytes, T]:
+        """`compute` for keys that this thread has claimed; threads that wait get nothing when it fails."""
+        results: Mapping[bytes, T] = {}
+        try:
+            if keys:
+                results = compute(list(keys))
+        finally:
+            with self._lock:
+                for key in keys:
+                    del self._running[key]
+            future.set_result(results)
+        return results

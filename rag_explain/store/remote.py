@@ -1,8 +1,7 @@
 """The remote tier: one object per row in a bucket, shared by machines.
 
-`Objects` is all that a remote place must offer; `Bucket` is S3, Google Cloud Storage, Azure or a folder
-through obstore. A place that is down or slow costs one timeout, then it is left alone for a while: the caller
-computes.
+`Objects` is what a remote place must offer; `Bucket` is S3, Google Cloud Storage, Azure or a folder through obstore. A
+place that is down or slow costs one timeout; then it is not asked for a while, and factors are computed instead.
 
     factors/<key>              "RXO1", how many owners, the owners, the row
     documents/<owner>/<key>    an empty mark: this document owns that row
@@ -13,18 +12,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from rag_explain.errors import MissingExtra, StoreError
 from rag_explain.store.codec import MAX_BYTES
-from rag_explain.store.tier import OWNER_BYTES, Row
+from rag_explain.store.tier import OWNER_BYTES, Row, Tier
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("rag_explain.store")
 
 _ROWS = "factors/"
 _MARKS = "documents/"
@@ -32,7 +32,11 @@ _MAGIC = b"RXO1"
 
 
 class Objects(Protocol):
-    """Named bytes somewhere else. Any exception means that the place is down."""
+    """Named bytes somewhere else. Any exception means that the place is down.
+
+    A place that can tell which objects exist without sending them should also offer `has(names)`, which returns a set
+    of those names; without it they are fetched.
+    """
 
     def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
         """Those that exist; one that is larger than a row may be counts as missing."""
@@ -47,7 +51,7 @@ class Objects(Protocol):
         """The names that begin with `prefix`, which ends with a slash."""
 
 
-class Bucket:
+class Bucket(Objects):
     """`Objects` in a bucket or a folder: s3://, gs://, az://, file://, memory://. Needs the extra `remote`.
 
     Args:
@@ -66,9 +70,20 @@ class Bucket:
         self._obstore = obstore
         self._store = from_url(url, **options)
 
+    def has(self, names: Sequence[str]) -> set[str]:
+        """Those that exist, by their heads alone."""
+
+        async def one(name: str) -> bool:
+            try:
+                await self._obstore.head_async(self._store, name)
+            except FileNotFoundError:
+                return False
+            return True
+
+        return {name for name, exists in zip(names, _together(map(one, names)), strict=True) if exists}
+
     def get(self, names: Sequence[str]) -> dict[str, bytes]:
         """Those that exist, fetched together."""
-        import asyncio
 
         async def one(name: str) -> bytes | None:
             try:
@@ -77,23 +92,18 @@ class Bucket:
                 return None
             return bytes(await result.bytes_async()) if result.meta["size"] <= MAX_BYTES else None
 
-        async def all_of_them() -> list[bytes | None]:
-            return await asyncio.gather(*map(one, names))
-
-        found = asyncio.run(all_of_them())
-        return {name: data for name, data in zip(names, found, strict=True) if data is not None}
+        found = zip(names, _together(map(one, names)), strict=True)
+        return {name: data for name, data in found if data is not None}
 
     def put(self, items: Mapping[str, bytes]) -> None:
         """Write all, sent together."""
-        import asyncio
 
-        async def all_of_them() -> None:
-            await asyncio.gather(*(self._obstore.put_async(self._store, name, data) for name, data in items.items()))
+        async def one(name: str, data: bytes) -> None:
+            await self._obstore.put_async(self._store, name, data)
 
-        asyncio.run(all_of_them())
+        _together(one(name, data) for name, data in items.items())
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove those that exist."""
         for name in names:
             try:
                 self._obstore.delete(self._store, name)
@@ -101,39 +111,53 @@ class Bucket:
                 log.debug("%s was gone already", name)
 
     def names(self, prefix: str) -> Iterator[str]:
-        """The names that begin with `prefix`."""
         for page in self._obstore.list(self._store, prefix=prefix):
             for item in page:
                 yield item["path"]
 
 
-class Remote:
-    """A tier over `Objects`: every call has a deadline, and after a failure the place is not asked for a
-    while.
+def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    import asyncio
+
+    async def gathered() -> list[T]:
+        return await asyncio.gather(*calls)
+
+    return asyncio.run(gathered())
+
+
+class Remote(Tier):
+    """A tier over `Objects`: every call has a deadline, and after a failure the place is not asked for a while.
 
     Args:
         timeout: seconds that a lookup may take before the document is computed here instead.
         patience: seconds that a write, an erasure or a listing may take.
         pause: seconds during which a place that failed is not asked again.
+        readonly: never write or delete an object.
     """
 
     name = "remote"
-    readonly = False
 
-    def __init__(self, objects: Objects, *, timeout: float = 2.0, patience: float = 60.0, pause: float = 60.0) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        timeout: float = 2.0,
+        patience: float = 60.0,
+        pause: float = 60.0,
+        readonly: bool = False,
+    ) -> None:
+        self.readonly = readonly
         self._objects = objects
         self._timeout = timeout
         self._patience = patience
         self._pause = pause
         self._resume = 0.0
-        self._forgets = 0
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Those of the keys that are kept. They are fetched: a bucket answers that as fast as a question."""
-        return set(self.get(keys))
+        names = {_ROWS + key.hex(): key for key in keys}
+        return {names[name] for name in self._optional(lambda: self._existing(list(names)), self._timeout)}
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
-        """The rows that are kept under these keys, with their owners."""
         names = {_ROWS + key.hex(): key for key in keys}
         found = self._optional(lambda: dict(self._objects.get(list(names))), self._timeout)
         return {names[name]: _unwrap(names[name], data) for name, data in found.items()}
@@ -161,48 +185,40 @@ class Remote:
         if changed:
             self.put(changed)
 
-    def quarantine(self, key: bytes, reason: str) -> None:
-        """Delete a damaged object: the next build writes it again."""
+    def delete(self, key: bytes) -> None:
         self._optional(lambda: self._objects.delete([_ROWS + key.hex()]), self._patience)
 
     def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
-        """The keys of the rows that one of these documents owns."""
         marks = self._within(lambda: self._marks(owners), self._patience)
         return {bytes.fromhex(name.rpartition("/")[2]) for name in marks}
 
     def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
-        """Erase these rows and look that they are gone."""
+        if self.readonly:
+            raise StoreError("the remote store was opened only to be read")
         rows = [_ROWS + key.hex() for key in keys]
 
         def erase() -> None:
             self._objects.delete(rows)
-            if self._objects.get(rows):
+            if self._existing(rows):
                 raise StoreError("objects were still there after they were deleted")
             self._objects.delete(self._marks(owners))  # last: with its marks, a row that is left can be found again
 
-        self._forgets += 1
         self._within(erase, self._patience)
 
     def _marks(self, owners: Sequence[bytes]) -> list[str]:
         return [name for owner in owners for name in self._objects.names(f"{_MARKS}{owner.hex()}/")]
 
-    def forgets(self) -> int:
-        """How often this process has forgotten anything: a bucket does not tell of others."""
-        return self._forgets
+    def _existing(self, names: Sequence[str]) -> set[str]:
+        has: Callable[[Sequence[str]], set[str]] | None = getattr(self._objects, "has", None)
+        return set(self._objects.get(names)) if has is None else has(names)
 
     def scan(self) -> Iterator[Row]:
-        """Every row with its owners, one by one."""
         for name in self._within(lambda: list(self._objects.names(_ROWS)), self._patience):
             key = bytes.fromhex(name.removeprefix(_ROWS))
             found = self._within(partial(self._objects.get, [name]), self._patience)
             yield _unwrap(key, found.get(name, b""))
 
-    def prune(self, max_bytes: int) -> int:
-        """Nothing: a bucket's own lifecycle rules decide what goes."""
-        return 0
-
     def info(self) -> dict[str, Any]:
-        """What there is, as plain data."""
         rows = self._within(lambda: sum(1 for _ in self._objects.names(_ROWS)), self._patience)
         return {"objects": type(self._objects).__name__, "rows": rows}
 
@@ -219,26 +235,24 @@ class Remote:
 
     def _within(self, call: Callable[[], T], seconds: float) -> T:
         """`call` in a thread that is given up after `seconds`: a place that hangs must not hang the host."""
-        outcome: dict[str, Any] = {}
-        done = threading.Event()
+        future: Future[T] = Future()
 
         def run() -> None:
             try:
-                outcome["value"] = call()
+                future.set_result(call())
             except Exception as error:
-                outcome["error"] = error
-            done.set()
+                future.set_exception(error)
 
+        # Not a pool's thread, which the interpreter would wait for at its end.
         threading.Thread(target=run, name="rag_explain.remote", daemon=True).start()
-        if not done.wait(seconds):
-            outcome["error"] = TimeoutError(f"no answer within {seconds:g} s")
-        if "error" in outcome:
+        wait([future], seconds)
+        error = future.exception(0) if future.done() else TimeoutError(f"no answer within {seconds:g} s")
+        if error is not None:
             self._resume = time.monotonic() + self._pause
-            reason = str(outcome["error"]).partition("\n")[0] or type(outcome["error"]).__name__
-            raise StoreError(f"the remote store failed: {reason}") from outcome["error"]
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise StoreError(f"the remote store failed: {reason}") from error
         self._resume = 0.0
-        result: T = outcome["value"]
-        return result
+        return future.result()
 
 
 def _wrap(row: Row) -> bytes:

@@ -1,19 +1,17 @@
-"""What every tier below memory offers: rows of bytes under 32-byte keys, owned by the caller's documents.
+"""What every tier below memory offers: rows of bytes under 32-byte keys, and the documents that own each row.
 
-Tiers know nothing of factors. What they hand out may be damaged; `Store` decodes it, and a row that does not
-decode is reported back with `quarantine` and counts as a miss.
+A tier does not know what the bytes mean. `Store` decodes them; a row that does not decode is deleted and built again.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, Protocol, TypeVar
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 OWNER_BYTES = 20
 
@@ -35,13 +33,10 @@ def owner(document: str) -> bytes:
 
 
 class Tier(Protocol):
-    """A place that keeps rows. Every method may raise `StoreError`; none is called while a lock is held."""
+    """A place that keeps rows. Every method may raise `StoreError`."""
 
     name: str
-
-    @property
-    def readonly(self) -> bool:
-        """Whether rows can only be read here."""
+    readonly: bool  # rows can only be read here
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that are kept, without reading their data."""
@@ -55,23 +50,17 @@ class Tier(Protocol):
     def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
         """Give rows that are kept already more owners."""
 
-    def quarantine(self, key: bytes, reason: str) -> None:
-        """Stop handing out a row that turned out to be damaged."""
+    def delete(self, key: bytes) -> None:
+        """Delete a damaged row. Its owners stay known, so that it can be forgotten once it was computed again."""
 
     def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
         """The keys of the rows that one of these documents owns."""
 
     def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
-        """Erase these rows, and these documents' ownership of anything. Returns only when all are seen to be gone."""
-
-    def forgets(self) -> int:
-        """A number that changes whenever anybody forgets anything."""
+        """Erase these rows, and these documents' ownership of anything; returns after a look that all are gone."""
 
     def scan(self) -> Iterator[Row]:
-        """Every row, for `verify` and `export`."""
-
-    def prune(self, max_bytes: int) -> int:
-        """Drop the rows that were used longest ago until at most `max_bytes` are taken; how many went."""
+        """Every row, for `verify` and `export`; one that cannot be read comes without data."""
 
     def info(self) -> dict[str, Any]:
         """What there is, as plain data."""
@@ -80,28 +69,8 @@ class Tier(Protocol):
         """Let go of connections and files."""
 
 
-class Once:
-    """Warns about each kind of trouble once, then at debug level: a host searches many times a second."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._said: set[str] = set()
-
-    def warn(self, kind: str, message: str) -> None:
-        """Log `message` as a warning the first time that this kind of trouble happens."""
-        with self._lock:
-            first = kind not in self._said
-            self._said.add(kind)
-        log.log(logging.WARNING if first else logging.DEBUG, "%s", message)
-
-
-def chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """`items` in lists of at most `size`."""
-    chunk: list[Any] = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+    rest = iter(items)
+    while chunk := list(islice(rest, size)):
         yield chunk

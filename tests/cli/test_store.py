@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rag_explain.cli import main
 from rag_explain.cli.store import parse_size
 from rag_explain.errors import InvalidInput
 from rag_explain.store import Store
+from rag_explain.store.disk import Disk
 from tests.support.synthetic import make_entry, make_key
 
 
@@ -30,16 +32,59 @@ def test_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "verify", str(folder)]) == 0
     with Store(folder) as store:
         assert store._disk is not None
-        store._disk._database.write(
+        store._disk._file.write(
             lambda connection: connection.execute("UPDATE rows SET data = 'x' WHERE key = ?", [make_key(3)])
         )
     assert main(["store", "verify", str(folder)]) == 1
     assert main(["store", "verify", str(folder)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "disk: 30 rows, 0 damaged, 0 taken over",
-        "disk: 30 rows, 1 damaged, 0 taken over",
-        "disk: 29 rows, 0 damaged, 0 taken over",
+        "disk: 30 rows, 0 damaged",
+        "disk: 30 rows, 1 damaged",
+        "disk: 29 rows, 0 damaged",
     ]
+
+
+def test_verify_a_bucket(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bucket = tmp_path / "bucket"
+    main(["store", "export", str(folder), bucket.as_uri()])
+    (bucket / "factors" / make_key(3).hex()).write_bytes(b"damaged")
+    assert main(["store", "verify", bucket.as_uri()]) == 1
+    assert main(["store", "verify", bucket.as_uri()]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["remote: 30 rows, 1 damaged", "remote: 29 rows, 0 damaged"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_store_that_is_only_looked_at_is_not_changed(command: str, journal: str, folder: Path) -> None:
+    with closing(Disk(folder, journal=journal)):
+        pass
+    (folder / "factors.lock").unlink()
+    before = contents(folder)
+    assert main(["store", command, str(folder)]) == 0
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "prune --max-size 0", "forget a"])
+def test_no_store_is_begun_in_a_folder_that_has_none(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *options = command.split()
+    assert main(["store", name, str(tmp_path), *options]) == 2
+    assert "there is no store" in capsys.readouterr().err
+    assert contents(tmp_path) == {}
+
+
+def test_a_damaged_file_is_reported_and_left_where_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "factors.sqlite").write_bytes(b"this is not a database" * 999)
+    before = contents(folder)
+    for command in ("info", "verify"):
+        assert main(["store", command, str(folder)]) == 2
+        assert "cannot be read" in capsys.readouterr().err
+    assert contents(folder) == before
 
 
 def test_prune(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from rag_explain.errors import FormatError, InvalidInput, StoreError
 from rag_explain.factors import Factors
-from rag_explain.store.codec import Precision, decode, encode, stored_loss, stored_precision
+from rag_explain.store.codec import Precision, decode, encode, stored_precision
 from rag_explain.texts.tokens import Token
 from tests.support.synthetic import make_factors, make_key
 
 KEY = make_key()
-HEADER = 80
+HEADER = 72
 
 
 def same_about(left: Factors, right: Factors) -> bool:
@@ -47,7 +47,6 @@ def test_round_trip(precision: Precision, tolerance: float) -> None:
     assert same_about(back, factors)
     assert stored_precision(data) == precision
     assert np.linalg.norm(back.rows - factors.rows) <= tolerance * np.linalg.norm(factors.rows)
-    assert np.isclose(np.linalg.norm(back.rows - factors.rows) / np.linalg.norm(factors.rows), stored_loss(data))
     np.testing.assert_array_equal(back.rest, factors.rest)
     np.testing.assert_array_equal(back.embedding, factors.embedding)
     assert back.references == references
@@ -72,8 +71,9 @@ def test_numbers_beyond_the_range_of_fp16_are_moved_into_it(precision: Precision
     factors = make_factors(scale=scale)
     data = encode(KEY, factors, precision)
     assert stored_precision(data) == precision
-    assert stored_loss(data) < {"fp16": 4e-4, "int8": 1e-2}[precision]
-    assert np.linalg.norm(decode(KEY, data).rows - factors.rows) < 1e-2 * np.linalg.norm(factors.rows)
+    lost = (decode(KEY, data).rows - factors.rows).astype(np.float64)  # squares leave the range of float32 early
+    loss = np.linalg.norm(lost) / np.linalg.norm(factors.rows.astype(np.float64))
+    assert loss < {"fp16": 4e-4, "int8": 1e-2}[precision]
 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])

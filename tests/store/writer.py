@@ -10,7 +10,7 @@ import os
 import sys
 
 from rag_explain.store.codec import encode
-from rag_explain.store.sqlite import Disk
+from rag_explain.store.disk import Disk
 from rag_explain.store.tier import Row, owner
 from tests.support.synthetic import make_factors, make_key
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rag_explain.factors import Factors
-from rag_explain.store import Entry, factors_key
+from rag_explain.store import NewFactors, factors_key
 from rag_explain.texts.tokens import Token
 
 
@@ -37,5 +37,5 @@ def make_key(seed: int = 0, **changes: object) -> bytes:
     return factors_key(f"text {seed}", **{**given, **changes})  # type: ignore[arg-type]
 
 
-def make_entry(seed: int = 0, ids: tuple[str, ...] = (), **changes: object) -> Entry:
-    return Entry(make_key(seed), make_factors(seed, **changes), ids)  # type: ignore[arg-type]
+def make_entry(seed: int = 0, ids: tuple[str, ...] = (), **changes: object) -> NewFactors:
+    return NewFactors(make_key(seed), make_factors(seed, **changes), ids)  # type: ignore[arg-type]

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
+import stat
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from rag_explain.errors import StoreError
+from rag_explain.store import Store
 from rag_explain.store.codec import encode
-from rag_explain.store.sqlite import Disk
+from rag_explain.store.disk import Disk
 from rag_explain.store.tier import Row, owner
-from tests.support.synthetic import make_factors, make_key
+from tests.support.synthetic import make_entry, make_factors, make_key
 
 
 def make_row(seed: int = 0, ids: tuple[str, ...] = (), n: int = 7) -> Row:
@@ -79,7 +81,7 @@ def test_the_rows_used_longest_ago_go_when_the_limit_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_000_000
-    monkeypatch.setattr("rag_explain.store.sqlite.time.time", lambda: now)
+    monkeypatch.setattr("rag_explain.store.disk.time.time", lambda: now)
     limit = 6 * 2**20
     with closing(Disk(tmp_path, max_bytes=limit)) as disk:
         for step in range(120):
@@ -107,7 +109,7 @@ def everything_on_disk(folder: Path) -> bytes:
 def test_a_forgotten_document_leaves_no_byte_behind(disk: Disk) -> None:
     disk.put([make_row(seed, (f"person {seed}",), n=300) for seed in range(60)])
     disk.put([make_row(7, ("person 7", "second name of 7"), n=300)])
-    disk.quarantine(make_key(8), "for the test")
+    disk.delete(make_key(8))
     disk.put([make_row(8, ("person 8",), n=300)])
     assert b"word7x" in everything_on_disk(disk.folder)
     gone = forget(disk, "person 7", "person 8", "nobody")
@@ -132,12 +134,14 @@ def test_what_was_dropped_for_space_is_not_left_in_the_file_either(tmp_path: Pat
         assert not [seed for seed in dropped if f"word{seed}x".encode() in content]
 
 
-def test_forgetting_is_counted_for_other_processes(disk: Disk) -> None:
-    before = disk.forgets()
-    disk.put([make_row(0, ("a",))])
-    assert disk.forgets() == before
-    forget(disk, "a")
-    assert disk.forgets() == before + 1
+def test_the_epoch_tells_other_processes_of_forgetting_and_of_nothing_else(disk: Disk) -> None:
+    with closing(Disk(disk.folder)) as other:
+        before = other.epoch()
+        disk.put([make_row(0, ("a",))])
+        assert other.epoch() == before
+        forget(disk, "a")
+        assert other.epoch() != before
+        assert other.epoch() == disk.epoch()
 
 
 def test_documents_can_own_rows_that_are_there_already(disk: Disk) -> None:
@@ -154,43 +158,39 @@ def test_a_set_aside_file_is_erased_too(tmp_path: Path) -> None:
     assert b"word7x" not in everything_on_disk(tmp_path)
 
 
-# ---------------------------------------------------------------------- quarantine
+# ---------------------------------------------------------------------- damaged rows
 
 
-def test_quarantined_rows_are_misses_until_they_are_written_again(disk: Disk) -> None:
-    disk.put([make_row(0), make_row(1)])
-    disk.quarantine(make_key(0), "damaged")
+def test_a_deleted_row_is_a_miss_until_it_is_written_again_and_keeps_its_owners(disk: Disk) -> None:
+    disk.put([make_row(0, ("a",)), make_row(1)])
+    disk.delete(make_key(0))
     assert set(disk.get([make_key(0), make_key(1)])) == {make_key(1)}
-    assert disk.info()["quarantined"] == 1
+    assert disk.info()["rows"] == 1
     disk.put([make_row(0)])
     assert set(disk.get([make_key(0)])) == {make_key(0)}
-
-
-def test_the_quarantine_does_not_grow_without_end(disk: Disk) -> None:
-    disk.put([make_row(seed) for seed in range(40)])
-    for seed in range(40):
-        disk.quarantine(make_key(seed), "damaged")
-    assert disk.info()["quarantined"] == 16
+    assert forget(disk, "a") == {make_key(0)}
 
 
 # ---------------------------------------------------------------------- a file that stays locked
 
 
-def test_whoever_reads_a_locked_file_waits_once_and_then_not_for_a_while(
+def test_a_locked_file_is_waited_for_once_and_then_not_asked_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rag_explain.store.database._READ_PATIENCE", 0.1)
+    monkeypatch.setattr("rag_explain.store.sqlite_file._READ_PATIENCE", 0.1)
     with closing(Disk(tmp_path, journal="DELETE", timeout=0.1)) as disk:
         disk.put([make_row(0)])
         with closing(sqlite3.connect(tmp_path / "factors.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
-            start = time.perf_counter()
+            asked: list[str] = []
+            read = disk._file.read
+            monkeypatch.setattr(disk._file, "read", lambda *query: asked.append(query[0]) or read(*query))
             for _ in range(50):
                 with pytest.raises(StoreError, match="locked"):
                     disk.get([make_key(seed) for seed in range(50)])
             with pytest.raises(StoreError, match="stayed locked"):
                 disk.put([make_row(1)])
-            assert time.perf_counter() - start < 2
+            assert len(asked) == 1
             other.execute("ROLLBACK")
         monkeypatch.setattr(disk, "_resume", 0.0)
         assert disk.get([make_key(0)])
@@ -198,6 +198,42 @@ def test_whoever_reads_a_locked_file_waits_once_and_then_not_for_a_while(
 
 
 # ---------------------------------------------------------------------- folders
+
+
+@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
+def test_files_are_made_for_their_owner_only(tmp_path: Path, journal: str) -> None:
+    before = os.umask(0)
+    try:
+        with closing(Disk(tmp_path / "store", journal=journal)) as disk:
+            disk.put([make_row()])
+            with disk._file._connection() as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("DELETE FROM rows")  # a journal is there until the transaction ends
+                rights = {path.name: stat.S_IMODE(path.stat().st_mode) for path in disk.folder.iterdir()}
+                connection.execute("ROLLBACK")
+    finally:
+        os.umask(before)
+    beside = {"factors.sqlite-wal", "factors.sqlite-shm"} if journal == "WAL" else {"factors.sqlite-journal"}
+    assert rights == dict.fromkeys({"factors.sqlite", "factors.lock"} | beside, 0o600)
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
+def test_a_store_that_is_opened_to_be_read_makes_nothing(tmp_path: Path, journal: str) -> None:
+    with closing(Disk(tmp_path / "absent", readonly=True)) as disk:
+        assert disk.get([make_key()]) == {}
+    assert not (tmp_path / "absent").exists()
+    with closing(Disk(tmp_path, journal=journal)) as disk:
+        disk.put([make_row()])
+    before = everything_on_disk(tmp_path)
+    with closing(Disk(tmp_path, journal=journal, readonly=True)) as disk:
+        assert disk.readonly
+        assert not disk.info()["readonly"]
+        assert set(disk.get([make_key(0), make_key(1)])) == {make_key(0)}
+        with pytest.raises(StoreError, match="cannot be written"):
+            disk.put([make_row(1)])
+    assert everything_on_disk(tmp_path) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"factors.sqlite", "factors.lock"}
 
 
 @contextmanager
@@ -239,12 +275,24 @@ def test_a_read_only_store_is_read_and_never_written(public_folder: Path, journa
     os.chmod(folder, 0o755)
 
 
+def test_the_file_of_another_user_is_a_miss_and_a_warning(
+    public_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store(public_folder) as store:
+        store.put([make_entry(0)])
+    os.chmod(public_folder / "factors.sqlite", 0)
+    with nobody(), Store(public_folder) as store:
+        assert store.get([make_key(0)]) == {}
+        assert store.put([make_entry(0)])
+    assert caplog.text.count("disk cannot be read") == 1
+
+
 def test_an_empty_read_only_folder_is_an_empty_store(public_folder: Path) -> None:
     os.chmod(public_folder, 0o555)
     with nobody(), closing(Disk(public_folder)) as disk:
         assert disk.get([make_key()]) == {}
         assert disk.info()["rows"] == 0
-        assert disk.forgets() == 0
+        assert disk.epoch() == []
 
 
 def test_a_file_is_not_a_store(tmp_path: Path) -> None:
@@ -268,6 +316,13 @@ def test_a_store_that_is_removed_while_it_is_used_starts_anew(disk: Disk) -> Non
     assert disk.get([make_key()]) == {}
     disk.put([make_row(1)])
     assert disk.has([make_key(1)]) == {make_key(1)}
+
+
+def test_a_folder_that_is_removed_while_it_is_used_is_made_again_for_its_owner_only(disk: Disk) -> None:
+    disk.put([make_row()])
+    shutil.rmtree(disk.folder)
+    assert disk.get([make_key()]) == {}
+    assert stat.S_IMODE(disk.folder.stat().st_mode) == 0o700
 
 
 def test_a_closed_store_says_so(disk: Disk) -> None:
@@ -297,7 +352,7 @@ def test_a_child_process_does_not_use_its_parents_connections(disk: Disk) -> Non
 
 
 def test_bytes_are_flushed_before_they_are_acknowledged(disk: Disk) -> None:
-    with disk._database._connection() as connection:
+    with disk._file._connection() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
         assert connection.execute("PRAGMA secure_delete").fetchone() == (1,)
         assert connection.execute("PRAGMA trusted_schema").fetchone() == (0,)

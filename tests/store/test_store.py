@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -9,8 +11,8 @@ import numpy as np
 import pytest
 
 from rag_explain.errors import InvalidInput, StoreError
-from rag_explain.store import Entry, Store
-from rag_explain.store.tier import Once
+from rag_explain.store import NewFactors, Store
+from rag_explain.store.store import Once
 from tests.support.synthetic import make_entry, make_factors, make_key
 
 
@@ -43,18 +45,18 @@ def test_what_is_served_does_not_depend_on_who_built_it(precision: str, tmp_path
     """Rows are rounded when they are kept, not when they are read back: today's answer is tomorrow's."""
     with Store(tmp_path, precision=precision) as store:  # type: ignore[arg-type]
         assert store.precision == precision
-        built = store.build([make_key(0)], lambda keys: [make_entry(0)])[make_key(0)].resident
+        built = store.build([make_key(0)], lambda keys: [make_entry(0)])[make_key(0)].placed
     with Store(tmp_path, precision=precision) as store:  # type: ignore[arg-type]
-        read = store.get([make_key(0)])[make_key(0)].resident
+        read = store.get([make_key(0)])[make_key(0)].placed
     np.testing.assert_array_equal(built.block.numpy(), read.block.numpy())
     assert built.error == read.error
     assert built.tokens == read.tokens
 
 
-def test_each_document_is_built_once_whoever_asks(tmp_path: Path) -> None:
+def test_each_document_is_built_once_by_whichever_thread_asks_first(tmp_path: Path) -> None:
     built: list[bytes] = []
 
-    def compute(keys: list[bytes]) -> list[Entry]:
+    def compute(keys: list[bytes]) -> list[NewFactors]:
         built.extend(keys)
         time.sleep(0.03)
         return [make_entry(seed) for seed in range(4) if make_key(seed) in keys]
@@ -112,13 +114,33 @@ def test_other_processes_drop_what_they_hold_in_memory(tmp_path: Path) -> None:
 def test_what_is_being_built_while_it_is_forgotten_is_not_kept(on_disk: bool, tmp_path: Path) -> None:
     with Store(tmp_path if on_disk else None) as store:
 
-        def compute(keys: list[bytes]) -> list[Entry]:
+        def compute(keys: list[bytes]) -> list[NewFactors]:
             store.forget(["a"])
             return [make_entry(0, ids=("a",)), make_entry(1)]
 
         built = store.build([make_key(0), make_key(1)], compute)
         assert set(built) == {make_key(0), make_key(1)}
         assert set(store.get([make_key(0), make_key(1)])) == {make_key(1)}
+
+
+def test_the_package_can_be_imported_where_there_is_no_fcntl() -> None:
+    script = "import sys; sys.modules['fcntl'] = None; import rag_explain.store.store"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
+
+
+def test_a_store_that_is_only_read_changes_nothing_and_refuses_to_forget(tmp_path: Path) -> None:
+    url = (tmp_path / "bucket").as_uri()
+    with Store(tmp_path / "disk", remote=url) as store:
+        store.put([make_entry(0, ids=("a",))])
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with Store(tmp_path / "disk", remote=url, readonly=True) as store:
+        store.put([make_entry(1)])
+        store.link([(make_key(0), ["b"])])
+        assert store.get([make_key(0)])[make_key(0)].tier == "disk"
+        assert store.prune(0) == 0
+        with pytest.raises(StoreError, match=r"not erased everywhere.*disk.*remote"):
+            store.forget(["a"])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
 
 
 def test_one_string_is_not_a_list_of_ids() -> None:
@@ -129,19 +151,19 @@ def test_one_string_is_not_a_list_of_ids() -> None:
 # ---------------------------------------------------------------------- looking after it
 
 
-def test_verify_finds_and_quarantines_damaged_rows(tmp_path: Path) -> None:
+def test_verify_finds_and_deletes_damaged_rows(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.put([make_entry(seed) for seed in range(5)])
         assert store._disk is not None
-        store._disk._database.write(
+        store._disk._file.write(
             lambda connection: connection.execute(
                 "UPDATE rows SET data = substr(data, 1, 100) || zeroblob(length(data) - 100) WHERE key = ?",
                 [make_key(3)],
             )
         )
-        assert store.verify() == {"disk": {"rows": 5, "damaged": 1, "taken_over": 0}}
-        assert store.verify() == {"disk": {"rows": 4, "damaged": 0, "taken_over": 0}}
-        assert store.info()["disk"]["quarantined"] == 1
+        assert store.verify() == {"disk": {"rows": 5, "damaged": 1}}
+        assert store.verify() == {"disk": {"rows": 4, "damaged": 0}}
+        assert store.info()["disk"]["rows"] == 4
 
 
 def test_export_copies_healthy_rows_with_their_owners(tmp_path: Path) -> None:

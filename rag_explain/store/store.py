@@ -1,0 +1,313 @@
+"""The store: memory, then disk, then remote, as one small interface that never fails a search.
+
+Looking up and keeping never raise for trouble in a tier: trouble is a miss and one warning. Forgetting does raise: a
+caller who asks for an erasure must know when it did not happen.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rag_explain.errors import FormatError, InvalidInput, StoreError
+from rag_explain.factors import Factors
+from rag_explain.store.codec import Precision, decode, encode
+from rag_explain.store.disk import DEFAULT_DISK_BYTES, Disk
+from rag_explain.store.memory import DEFAULT_MEMORY_BYTES, Memory, Placed, SingleFlight
+from rag_explain.store.remote import Bucket, Objects, Remote
+from rag_explain.store.tier import Row, Tier, chunks, owner
+
+T = TypeVar("T")
+
+log = logging.getLogger("rag_explain.store")
+
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class NewFactors:
+    """A document's factors to be kept, and the ids of the caller's documents that they belong to."""
+
+    key: bytes
+    factors: Factors
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFactors:
+    """A document's factors, and where they came from: "memory", "disk", "remote", or "built" just now."""
+
+    placed: Placed
+    tier: str
+
+
+class Store(AbstractContextManager["Store"]):
+    """Where the factors of documents are kept.
+
+    Args:
+        folder: of the disk tier; None keeps factors in memory only.
+        remote: a URL (s3://, gs://, az://, file://) or anything with the four methods of `Objects`.
+        memory_bytes: what memory may take, per device; one number is the limit of every device.
+        max_bytes: what the disk tier may take.
+        precision: of stored rows; "fp16" adds an error of about 2e-4, "int8" about 4e-3 at half the size.
+        readonly: only read: nothing is made or changed in the folder or the remote.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        *,
+        remote: str | Objects | None = None,
+        memory_bytes: int | Mapping[str, int] = DEFAULT_MEMORY_BYTES,
+        max_bytes: int = DEFAULT_DISK_BYTES,
+        precision: Precision = "fp16",
+        readonly: bool = False,
+    ) -> None:
+        if precision not in ("fp32", "fp16", "int8"):
+            raise InvalidInput(f"precision must be fp32, fp16 or int8, not {precision!r}")
+        self._asked = precision
+        self._memory = Memory(memory_bytes)
+        self._disk = None if folder is None else Disk(folder, max_bytes=max_bytes, readonly=readonly)
+        self._remote = None
+        if remote is not None:
+            self._remote = Remote(Bucket(remote) if isinstance(remote, str) else remote, readonly=readonly)
+        self._flights = SingleFlight()
+        self._once = Once()
+        self._gate = threading.Lock()  # nothing with an owner is kept while a document is being forgotten
+        self._own_epoch = 0
+        self._disk_epoch: object = None  # as it was read last
+        self._memory_epoch = self._epoch()  # in which nothing that memory holds was forgotten
+
+    @property
+    def precision(self) -> str:
+        """For the key. Factors that go to disk are served as the disk keeps them, from the first time on."""
+        return self._asked if self._tiers() else "fp32"
+
+    # ------------------------------------------------------------------ factors
+
+    def get(self, keys: Sequence[bytes], device: str = "cpu") -> dict[bytes, KeptFactors]:
+        """Those of the keys that are kept anywhere; they are in memory afterwards."""
+        epoch = self._drop_forgotten()
+        found = {key: KeptFactors(placed, "memory") for key, placed in self._memory.get(keys, device).items()}
+        for tier in self._tiers():
+            missing = [key for key in dict.fromkeys(keys) if key not in found]
+            if missing:
+                found |= self._get_from(tier, missing, device, epoch)
+        return found
+
+    def _get_from(self, tier: Tier, keys: Sequence[bytes], device: str, epoch: object) -> dict[bytes, KeptFactors]:
+        """What `tier` has of these keys. It stays in memory unless a document was forgotten after `epoch`."""
+        nothing: dict[bytes, Row] = {}
+        found: dict[bytes, KeptFactors] = {}
+        rows = self._try(tier, "read", partial(tier.get, keys), nothing)
+        for key, row in rows.items():
+            factors = self._decode(tier, row)
+            if factors is not None:
+                found[key] = KeptFactors(self._memory.put(key, factors, device=device, owners=row.owners), tier.name)
+        if found and self._epoch() != epoch:
+            self._memory.drop(found)
+        elif found and tier is self._remote and self._disk is not None:
+            self._keep(self._disk, [rows[key] for key in found])
+        return found
+
+    def has(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Those of the keys that are kept anywhere, without reading them where that can be helped."""
+        self._drop_forgotten()
+        if not self._tiers():
+            return self._memory.has(keys)
+        found: set[bytes] = set()
+        for tier in self._tiers():
+            missing = [key for key in keys if key not in found]
+            if missing:
+                found |= self._try(tier, "read", partial(tier.has, missing), set())
+        return found
+
+    def put(self, new: Sequence[NewFactors], device: str = "cpu") -> dict[bytes, Placed]:
+        """Keep these factors in every tier, and hand them back as they will be served from now on."""
+        placeds: dict[bytes, Placed] = {}
+        for batch in chunks(new, _BATCH):
+            rows = []
+            for one in batch:
+                factors = one.factors
+                owners = tuple(map(owner, one.ids))
+                if self._tiers():
+                    try:
+                        row = Row(one.key, encode(one.key, factors, self._asked), owners)
+                        factors = decode(row.key, row.data)
+                        rows.append(row)
+                    except StoreError as error:
+                        self._once.warn("encode", str(error))
+                placeds[one.key] = self._memory.put(one.key, factors, device=device, owners=owners)
+            for tier in self._tiers():
+                if rows:
+                    self._keep(tier, rows)
+        return placeds
+
+    def build(
+        self, keys: Sequence[bytes], compute: Callable[[list[bytes]], Sequence[NewFactors]], device: str = "cpu"
+    ) -> dict[bytes, KeptFactors]:
+        """`compute` and keep these keys, each once even when many threads ask for it at the same time."""
+        return self._flights.run(keys, partial(self._build, compute=compute, device=device))
+
+    def _build(
+        self, keys: list[bytes], compute: Callable[[list[bytes]], Sequence[NewFactors]], device: str
+    ) -> dict[bytes, KeptFactors]:
+        ready = self.get(keys, device)  # another thread may have built them after this thread missed them
+        missing = [key for key in keys if key not in ready]
+        if not missing:
+            return ready
+        epoch = self._epoch()
+        new = compute(missing)
+        with self._gate:
+            # When a document was forgotten during the computation, it may be one of these: served, and not kept.
+            barred = {one.key for one in new if one.ids} if self._epoch() != epoch else set()
+            kept = self.put([one for one in new if one.key not in barred], device)
+        kept |= {one.key: Memory(0).put(one.key, one.factors, device=device) for one in new if one.key in barred}
+        return ready | {key: KeptFactors(placed, "built") for key, placed in kept.items()}
+
+    def link(self, documents: Sequence[tuple[bytes, Sequence[str]]]) -> None:
+        """Let documents own factors that are kept already, so that forgetting the document erases them."""
+        links = [(key, [owner(name) for name in ids]) for key, ids in documents]
+        links = [(key, owners) for key, owners in links if self._memory.link(key, owners)]
+        for tier in self._tiers():
+            if links and not tier.readonly:
+                self._try(tier, "written", partial(tier.link, links), None)
+
+    # ------------------------------------------------------------------ forgetting
+
+    def forget(self, ids: Sequence[str]) -> int:
+        """Erase everything that these documents own, from every tier; how many factors went.
+
+        Returns only when every tier has looked that they are gone; a `StoreError` names the tier where they
+        are not. Other processes on the same disk tier drop what they hold in memory at their next lookup.
+        """
+        if isinstance(ids, str):
+            raise InvalidInput("give a list of document ids, not one string")
+        owners = list(map(owner, ids))
+        failed: dict[str, StoreError] = {}
+        with self._gate:
+            self._own_epoch += 1
+            gone = self._memory.forget(owners)
+            for tier in self._tiers():
+                try:
+                    gone |= tier.owned_by(owners)
+                except StoreError as error:
+                    failed[tier.name] = error
+            for tier in self._tiers():
+                try:
+                    tier.forget(owners, gone)
+                except StoreError as error:
+                    failed[tier.name] = error
+            self._memory_epoch = self._epoch()
+            if self._tiers():
+                self._memory.clear()  # it may hold rows whose owners only another process knew
+        if failed:
+            reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+            raise StoreError(f"the documents are not erased everywhere ({reasons}): forget them again")
+        return len(gone)
+
+    def _epoch(self) -> tuple[int, object]:
+        """Something that changes whenever a document is forgotten, by this store or by a process on the same disk."""
+        if self._disk is not None:
+            self._disk_epoch = self._try(self._disk, "read", self._disk.epoch, self._disk_epoch)
+        return self._own_epoch, self._disk_epoch
+
+    def _drop_forgotten(self) -> tuple[int, object]:
+        """Empty memory when another process has forgotten something: it may hold that. Returns the epoch."""
+        epoch = self._epoch()
+        if epoch != self._memory_epoch:
+            self._memory.clear()
+            self._memory_epoch = epoch
+        return epoch
+
+    # ------------------------------------------------------------------ looking after it
+
+    def verify(self) -> dict[str, dict[str, int]]:
+        """Read every row of every tier, and delete damaged ones. Rows and damaged rows per tier."""
+        report = {}
+        for tier in self._tiers():
+            counts = {"rows": 0, "damaged": 0}
+            for row in tier.scan():
+                counts["rows"] += 1
+                counts["damaged"] += self._decode(tier, row) is None
+            report[tier.name] = counts
+        return report
+
+    def prune(self, max_bytes: int) -> int:
+        """Drop the factors used longest ago from the disk tier until it takes at most `max_bytes`."""
+        return 0 if self._disk is None or self._disk.readonly else self._disk.prune(max_bytes)
+
+    def export(self, target: Store) -> int:
+        """Copy every healthy row of the first tier below memory into another store; how many were copied."""
+        if not self._tiers() or not target._tiers():
+            raise StoreError("only a store on disk or a remote one can be exported, and only to such a one")
+        source = self._tiers()[0]
+        healthy = (row for row in source.scan() if self._decode(source, row) is not None)
+        count = 0
+        for batch in chunks(healthy, _BATCH):
+            for tier in target._tiers():
+                tier.put(batch)
+            count += len(batch)
+        return count
+
+    def info(self) -> dict[str, Any]:
+        """What is kept where, as plain data."""
+        return {"memory": self._memory.info()} | {tier.name: tier.info() for tier in self._tiers()}
+
+    def close(self) -> None:
+        """Let go of everything; what was put is on disk already."""
+        self._memory.clear()
+        for tier in self._tiers():
+            tier.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ tiers, and trouble in them
+
+    def _tiers(self) -> list[Tier]:
+        return [tier for tier in (self._disk, self._remote) if tier is not None]
+
+    def _try(self, tier: Tier, doing: str, call: Callable[[], T], otherwise: T) -> T:
+        try:
+            return call()
+        except StoreError as error:
+            trouble = f"{tier.name} cannot be {doing}"
+            self._once.warn(trouble, f"{trouble}, factors are computed here: {error}")
+            return otherwise
+
+    def _keep(self, tier: Tier, rows: Sequence[Row]) -> None:
+        if not tier.readonly:
+            self._try(tier, "written", partial(tier.put, rows), None)
+
+    def _decode(self, tier: Tier, row: Row) -> Factors | None:
+        """The row's factors; a damaged row is deleted, to be computed again."""
+        try:
+            return decode(row.key, row.data)
+        except FormatError as error:
+            trouble = f"a row on {tier.name} is damaged"
+            self._once.warn(trouble, f"{trouble} and will be computed again: {error}")
+            if not tier.readonly:
+                self._try(tier, "written", partial(tier.delete, row.key), None)
+            return None
+
+
+class Once:
+    """Warns about each kind of trouble once, then at debug level: a host searches many times a second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+
+    def warn(self, kind: str, message: str) -> None:
+        """Log `message` as a warning the first time that this kind of trouble happens."""
+        with self._lock:
+            first = kind not in self._said
+            self._said.add(kind)
+        log.log(logging.WARNING if first else logging.DEBUG, "%s", message)
