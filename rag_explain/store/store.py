@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from rag_explain.errors import FormatError, InvalidInput, StoreError
 from rag_explain.factors import Factors
+from rag_explain.pairing import Placed
 from rag_explain.store.codec import Precision, decode, encode
 from rag_explain.store.disk import DEFAULT_DISK_BYTES, Disk
-from rag_explain.store.memory import DEFAULT_MEMORY_BYTES, Memory, Placed, SingleFlight
+from rag_explain.store.memory import DEFAULT_MEMORY_BYTES, Memory, SingleFlight
 from rag_explain.store.remote import Bucket, Objects, Remote
 from rag_explain.store.tier import Row, Tier, chunks, owner
 

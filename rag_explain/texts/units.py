@@ -32,14 +32,15 @@ def text_units(tokens: Sequence[Token], text: str, unit: Unit, *, truncated: boo
 def all_units(
     tokens: Sequence[Token], passage: Passage, unit: Unit, *, truncated: bool, spans: Sequence[Span] | None = None
 ) -> tuple[tuple[Token, ...], Index]:
-    """As `text_units`, with a unit for every other token too: one for all special and prompt tokens together, and one
-    for each line of metadata.
+    """As `text_units`, with a unit for every other token too: one for all special and prompt tokens (and blanks) together,
+    and one for each line of metadata.
 
     `spans` are where the tokens stand in the passage's string; without them all metadata are one unit.
     """
     units, index = text_units(tokens, passage.text, unit, truncated=truncated)
     found = list(units)
-    special = [at for at, token in enumerate(tokens) if token.part in ("special", "prompt")]
+    # A token of the text that covers blanks alone is in no word either.
+    special = [at for at, token in enumerate(tokens) if token.part != "metadata" and index[at] < 0]
     if special:
         index[special] = len(found)
         found.append(SPECIAL)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from rag_explain import pairing as product
 from rag_explain.factors import Factors
 from rag_explain.pairing import Placed, multiply, pairs
-from rag_explain.store import product
 from rag_explain.store.memory import Memory
 from tests.support.synthetic import make_factors
 
