@@ -262,6 +262,7 @@
         if (index >= 0) { this.rove(index, false); this.section.pin({ card: this, side: "document", index }); }
       });
       text.addEventListener("focusin", (event) => {
+        this.column = undefined;
         const index = at(event.target);
         if (index >= 0 && event.target.matches(":focus-visible")) this.section.look({ card: this, side: "document", index }, true);
       });
@@ -274,39 +275,51 @@
       if (index < 0) return;
       const place = this.order.indexOf(index);
       const ahead = getComputedStyle(this.words[index].parentNode).direction === "rtl" ? -1 : 1;
+      const lines = { ArrowDown: 1, ArrowUp: -1 }[event.key];
       const next = {
         ArrowRight: () => this.order[place + ahead], ArrowLeft: () => this.order[place - ahead],
-        ArrowDown: () => this.line(index, 1), ArrowUp: () => this.line(index, -1),
         Home: () => this.order[0], End: () => this.order.at(-1),
       }[event.key];
-      if (next) {
+      if (lines) {
         event.preventDefault();
-        const found = next();
-        if (found !== undefined) this.rove(found, true);
+        const from = this.box(index);
+        const column = this.column ?? (from.left + from.right) / 2;
+        this.rove(this.wordAt(from, lines, column) ?? index, true, column);
+      } else if (next) {
+        event.preventDefault();
+        this.rove(next() ?? index, true);
       } else if (event.key === "Enter" || event.key === " ") {
         event.preventDefault();
         this.section.pin({ card: this, side: "document", index });
       }
     }
 
-    // The word nearest to this one on the line below or above.
-    line(index, direction) {
-      const from = this.words[index].getBoundingClientRect();
+    // Where a word begins: one that is wrapped has a box on each of its lines.
+    box(index) { return this.words[index].getClientRects()[0]; }
+
+    // The word at the column on the nearest line below or above. Words of one line have the same top.
+    wordAt(from, direction, column) {
+      const same = from.height / 4;
+      const step = (box) => (box.top - from.top) * direction;
+      const words = this.order.map((index) => ({ index, box: this.box(index) })).filter(({ box }) => step(box) > same);
+      const next = Math.min(...words.map(({ box }) => step(box))) + same;
       let best, distance = Infinity;
-      for (const other of this.order) {
-        const box = this.words[other].getBoundingClientRect();
-        const rows = Math.round((box.top - from.top) / (from.height || 1) * direction * 0.7);
-        if (rows < 1) continue;
-        const far = rows * 1e5 + Math.abs(box.left - from.left);
-        if (far < distance) { distance = far; best = other; }
+      for (const { index, box } of words) {
+        if (step(box) > next) continue;
+        const beside = Math.max(box.left - column, column - box.right);
+        const far = beside > 0 ? 1e5 + beside : Math.abs((box.left + box.right) / 2 - column);
+        if (far < distance) { distance = far; best = index; }
       }
       return best;
     }
 
-    rove(index, focus) {
-      for (const other of this.order) this.words[other].removeAttribute("tabindex");
+    // `column` is where the arrows up and down aim, as in an editor: it outlives short lines, and any other way to
+    // reach a word ends it.
+    rove(index, focus, column) {
+      for (const other of this.order) if (other !== index) this.words[other].removeAttribute("tabindex");
       this.words[index].tabIndex = 0;
       if (focus) this.words[index].focus();
+      this.column = column;
     }
 
     pairTable() {
