@@ -133,16 +133,6 @@ def test_half_precision_runs_and_reports_its_error():
     assert 1e-5 < explainer.factor(TEXTS)[0].error < 0.05
 
 
-def test_a_lower_precision_is_an_option_with_its_error():
-    model = tiny("bert", dtype=torch.float32)
-    exact, rough = Explainer(model), Explainer(model, precision="bfloat16")
-    assert rough.method.settings["precision"] == "bfloat16"
-    (a,), (b,) = exact.factor(TEXTS[:1]), rough.factor(TEXTS[:1])
-    assert a.error < 1e-5 < b.error < 0.05
-    assert 1e-4 < np.linalg.norm(a.rows - b.rows) / np.linalg.norm(a.rows) < 0.05
-    np.testing.assert_allclose(rough.explain(*TEXTS).matrix, exact.explain(*TEXTS).matrix, atol=0.05)
-
-
 def test_importing_the_library_loads_no_torch():
     code = "import sys, rag_explain; print(any(m in sys.modules for m in ('torch', 'transformers', 'faiss')))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

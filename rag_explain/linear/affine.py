@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from rag_explain.linear import packed
 from rag_explain.linear.ends import Chunk, Tokens, find_head, pool_early
-from rag_explain.linear.heads import MixHeads, join_heads
-from rag_explain.linear.operations import Linear, Operation, Workspace, count
+from rag_explain.linear.heads import join_heads
+from rag_explain.linear.operations import Operation, Workspace, count
 
 # Tangents are cut into chunks whose intermediate values fit in this many bytes: large enough that every product is a
 # big one, small enough to stay near the processor and never to be the reason a machine runs out of memory.
 DEFAULT_BUDGET = 64 * 2**20
-# Of the embedding's length: far more than single precision loses on the way, far less than other weights would change.
-_ROUNDING = 1e-4
 
 
 class AffineMap:
@@ -25,38 +22,23 @@ class AffineMap:
     Attributes:
         hidden: (D, n, h) the values at the input of the block where the map begins.
         embedding: (D, e) the encoder's own output, before it is normalised.
-        conserves: whether the map gives this embedding for these values: rows and rest then sum to it.
     """
 
     def __init__(
-        self,
-        operations: Sequence[Operation],
-        source: int,
-        output: int,
-        hidden: Tensor,
-        embedding: Tensor,
-        *,
-        conserves: bool = False,
+        self, operations: Sequence[Operation], source: int, output: int, hidden: Tensor, embedding: Tensor
     ) -> None:
         needed = _needed(pool_early(join_heads(_needed(operations, output)), hidden), output)
         self._head = find_head(needed, source, tuple(hidden.shape))
         self.operations = [*self._head.operations, *self._head.rest]
         self.hidden = hidden
         self.embedding = embedding
-        self.conserves = conserves
         self._source = source
         self._output = output
-        self.cast(hidden.dtype)
-        self._last_use = _last_use(self.operations, output)
-        self._per_tangent = _peak(self.operations, self._last_use, source, hidden.shape) * hidden.element_size()
-
-    def cast(self, dtype: torch.dtype) -> AffineMap:
-        """Run tangents in this precision from now on; lower ones are faster where the hardware has them, and round."""
-        self.hidden = self.hidden.to(dtype)
         self._biases: Tensor | None = None
         for operation in self.operations:
-            operation.cast(dtype)
-        return self
+            operation.cast(hidden.dtype)
+        self._last_use = _last_use(self.operations, output)
+        self._per_tangent = _peak(self.operations, self._last_use, source, hidden.shape) * hidden.element_size()
 
     def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
         """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects every bias on the way."""
@@ -141,16 +123,8 @@ class AffineMap:
 
     def push_rows(self, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`rows`, one tangent per token and one for the biases, in chunks; together up to where positions first mix."""
-        if not self.conserves or weights is not None:  # nothing to check the result by
-            return self._push_rows(budget, self.hidden if weights is None else weights, Workspace())
-        space = Workspace(ordered=True)
-        rows, rest = self._push_rows(budget, self.hidden, space)
-        if space.used_ordered and not self._adds_up(rows, rest):
-            packed.forget(layer.parameter for layer in self._dense_layers() if layer.parameter is not None)
-            return self._push_rows(budget, self.hidden, Workspace())
-        return rows, rest
-
-    def _push_rows(self, budget: int, values: Tensor, space: Workspace) -> tuple[Tensor, Tensor]:
+        values = self.hidden if weights is None else weights
+        space = Workspace()
         documents, length, _ = values.shape
         together = {self._source: torch.stack([values, torch.zeros_like(values)])}
         self._run(self._head.operations, together, Workspace(), bias=1)
@@ -168,17 +142,6 @@ class AffineMap:
                 self._run(self._head.rest, live, space, -1 if chunk.has_bias else None, chunk=chunk)
                 result[start:stop] = live[self._output]
         return result[:length].transpose(0, 1), result[length]
-
-    def _dense_layers(self) -> Iterator[Linear]:
-        for operation in self.operations:
-            if isinstance(operation, Linear):
-                yield operation
-            elif isinstance(operation, MixHeads):
-                yield operation.dense
-
-    def _adds_up(self, rows: Tensor, rest: Tensor) -> bool:
-        gap = torch.linalg.vector_norm(rows.sum(dim=1) + rest - self.embedding)
-        return bool(gap <= _ROUNDING * torch.linalg.vector_norm(self.embedding))
 
     def relevance(
         self, cotangents: Tensor, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None

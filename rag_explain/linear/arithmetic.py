@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rag_explain.linear import operations as ops
 from rag_explain.linear.functions import apply, as_number, combine
@@ -46,8 +46,7 @@ def dense(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out
     if weight.ndim != 2 or rec.find(weight) or rec.find(bias):
         unknown(rec, func, args, kwargs, out)
     else:
-        parameter = weight if type(weight) is nn.Parameter else None  # not one that only looks like a dense weight
-        one(rec, source, out, ops.Linear, weight=weight.t(), parameter=parameter, constant=bias)
+        one(rec, source, out, ops.Linear, weight=weight.t(), constant=bias)
 
 
 def _two_matrices(rec: Recorder, a: Node, b: Node, out: Tensor, constant: Tensor | None) -> None:

@@ -293,8 +293,7 @@ class _Pooling:
                 in_shape = (*dense.shape[:-1], inner_width)
                 inner = self._emit(Pool, dense.inputs[0], width=inner_width, in_shape=in_shape, weights=weights)
                 bias = self._constant(dense.constant, weights, shape)
-                settings = {"weight": dense.weight, "parameter": dense.parameter}
-                return self._emit(Linear, inner, width=width, constant=bias, **settings)
+                return self._emit(Linear, inner, width=width, constant=bias, weight=dense.weight)
         return self._emit(Pool, slot, width=width, in_shape=shape, weights=weights)
 
     def _dense(self, operation: Operation, shape: Shape) -> Linear | None:

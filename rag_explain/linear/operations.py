@@ -19,22 +19,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-
-from rag_explain.linear import packed
+from torch import Tensor
 
 Shape = tuple[int, ...]
 
 
 class Workspace:
-    """Memory for tangents, used again and again in one push: buffers by size, taken and given back.
+    """Memory for tangents, used again and again in one push: buffers by size, taken and given back."""
 
-    `ordered` allows dense layers to use ordered copies of their weights (`packed`): whoever does so checks the result.
-    """
-
-    def __init__(self, *, ordered: bool = False) -> None:
-        self.ordered = ordered
-        self.used_ordered = False
+    def __init__(self) -> None:
         self._free: dict[int, list[Tensor]] = {}
         self._lent: dict[int, Tensor] = {}
 
@@ -169,36 +162,21 @@ class Scale(Operation):
 
 @dataclass(eq=False, kw_only=True)
 class Linear(Operation):
-    """x (m, k) -> x @ weight (k, o): mm and addmm, which is every dense layer.
-
-    `parameter` (o, k) is the model's own tensor that `weight` is the transpose of, where there is one.
-    """
+    """x (m, k) -> x @ weight (k, o): mm and addmm, which is every dense layer."""
 
     weight: Tensor
-    parameter: nn.Parameter | None = None
 
     def push(self, *tangents: Tensor) -> Tensor:
         return tangents[0] @ self.weight
 
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
         (t,) = tangents
-        rows = t.reshape(-1, t.shape[-1])
-        if space.ordered and self.parameter is not None:
-            quick = packed.product(rows, self.parameter)
-            if quick is not None:
-                space.used_ordered = True
-                return quick.view(t.shape[0], *self.shape)
         out = space.take(t, t.shape[0], *self.shape)
-        torch.mm(rows, self.weight, out=out.view(-1, self.shape[-1]))
+        torch.mm(t.reshape(-1, t.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
         return out
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent @ self.weight.mT,)
-
-    def cast(self, dtype: torch.dtype) -> None:
-        if self.parameter is not None and self.parameter.dtype != dtype:
-            self.parameter = None
-        super().cast(dtype)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -113,7 +113,7 @@ class Recorder:
         output = self.resolve(node)
         if output is None:
             raise UnsupportedOperation(f"this encoder cannot be explained exactly: {node.poison}")
-        return AffineMap(self.operations, source, output, hidden, embedding, conserves=self.rules.conserves)
+        return AffineMap(self.operations, source, output, hidden, embedding)
 
     def _read(self, steps: Sequence[Step]) -> None:
         for step in steps:

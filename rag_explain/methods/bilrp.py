@@ -54,7 +54,6 @@ class FrozenMethod(Method):
     embeds = True  # the forward pass is recorded, not rewritten
     rules: Rules
     computes_rest: ClassVar[bool]
-    precision: torch.dtype | None = None
 
     def check(self) -> None:
         self.check_route()
@@ -92,8 +91,7 @@ class FrozenMethod(Method):
         return result
 
     def _freeze(self, batch: Batch) -> AffineMap:
-        frozen = freeze(self.encoder, batch, self.layer, self.rules)
-        return frozen if self.precision is None else frozen.cast(self.precision)
+        return freeze(self.encoder, batch, self.layer, self.rules)
 
 
 class BiLRP(FrozenMethod):
@@ -101,7 +99,6 @@ class BiLRP(FrozenMethod):
 
     Args:
         rules: the rules of the BiLRP papers (default), or AttnLRP's.
-        precision: run tangents in a lower precision than the model's; the error is measured and in the factors.
         budget: bytes that tangents on their way may take.
     """
 
@@ -114,7 +111,6 @@ class BiLRP(FrozenMethod):
         layer: int | None = None,
         *,
         rules: Literal["lrp", "attnlrp"] = "lrp",
-        precision: Literal["bfloat16", "float16"] | None = None,
         budget: int | None = None,
     ) -> None:
         super().__init__(encoder, layer, budget=budget)
@@ -122,14 +118,10 @@ class BiLRP(FrozenMethod):
         if rules not in known:
             raise InvalidInput(f"rules must be one of {', '.join(known)}, not {rules!r}")
         self.rules = known[rules]
-        if precision not in (None, "bfloat16", "float16"):
-            raise InvalidInput(f"precision must be None (the model's own), bfloat16 or float16, not {precision!r}")
-        self.precision = None if precision is None else getattr(torch, precision)
 
     @property
     def settings(self) -> dict[str, Any]:
-        settings = {"layer": self.layer, "rules": self.rules.name}
-        return settings if self.precision is None else {**settings, "precision": str(self.precision)[6:]}
+        return {"layer": self.layer, "rules": self.rules.name}
 
     def check(self) -> None:
         """Sum of rows + rest = embedding, and embedding = what the encoder says without the recorder."""
@@ -137,7 +129,7 @@ class BiLRP(FrozenMethod):
         (factors,) = self.factor(batch)
         plain = to_numpy(self.encoder.run(batch)[0])
         error = max(factors.error, float(np.linalg.norm(plain - factors.embedding) / np.linalg.norm(plain)))
-        if not error <= tolerance(self.precision or self.encoder.dtype):
+        if not error <= tolerance(self.encoder.dtype):
             raise CheckFailed(
                 f"sum of rows + rest misses the embedding of {self.encoder.name} by {error:.1%}: "
                 "an operation of this encoder is treated wrongly, and it is not explained; please report the model"
