@@ -21,29 +21,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rag_explain.linear.workspace import Workspace
+
 Shape = tuple[int, ...]
-
-
-class Workspace:
-    """Memory for tangents, used again and again in one push: buffers by size, taken and given back."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[Tensor]] = {}
-        self._lent: dict[int, Tensor] = {}
-
-    def take(self, like: Tensor, *shape: int) -> Tensor:
-        """Uninitialised memory of this shape."""
-        size = math.prod(shape)
-        stock = self._free.get(size)
-        buffer = stock.pop() if stock else like.new_empty(size)
-        self._lent[buffer.data_ptr()] = buffer
-        return buffer.view(shape)
-
-    def give(self, tangent: Tensor) -> None:
-        """The tangent is dead: its memory can be used again if it came from here."""
-        buffer = self._lent.pop(tangent.untyped_storage().data_ptr(), None)
-        if buffer is not None:
-            self._free.setdefault(buffer.numel(), []).append(buffer)
 
 
 @dataclass(eq=False, kw_only=True)

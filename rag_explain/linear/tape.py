@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rag_explain.errors import UnsupportedOperation
+from rag_explain.linear.registry import Arguments, Handler, entry_of, info_of, unknown
 from rag_explain.linear.rules import Rules
-from rag_explain.linear.table import Arguments, Handler, entry_of, kind_of, unknown
 
 
 @dataclass(eq=False, slots=True)
@@ -169,10 +169,10 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         reads = tape.followed((*args, *kwargs.values()) if kwargs else args)
         if not reads:
-            if tape.steps and kind_of(func).is_mutable:
+            if tape.steps and info_of(func).is_mutable:
                 tape.keep(func, args, kwargs)
             return func(*args, **kwargs)
-        kind = kind_of(func)
+        kind = info_of(func)
         if kind.inside is not None:
             func, args = kind.inside(*args, **kwargs)
             return self.__torch_dispatch__(func, types, args)[0]

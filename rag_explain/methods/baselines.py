@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import InvalidInput
-from rag_explain.linear import DEFAULT_BUDGET, JACOBIAN
+from rag_explain.linear import DEFAULT_MAX_BYTES, JACOBIAN
 from rag_explain.methods.base import ColdDocument, PairMethod, to_numpy
 from rag_explain.methods.bilrp import freeze
 from rag_explain.methods.jacobian import IntegratedJacobians
@@ -67,7 +67,7 @@ class Gradient(PairMethod):
         right = freeze(self.encoder, documents, self.layer, JACOBIAN)
         scores = similarities(self.encoder, left.embedding[0], right.embedding)
         by_query, by_document = similarity_gradients(self.encoder, left.embedding[0], right.embedding)
-        step = left.chunk(self.budget or DEFAULT_BUDGET)
+        step = left.chunk(self.budget or DEFAULT_MAX_BYTES)
         asked = torch.cat([left.pull(part) for part in by_query[:, None].split(step)])[:, 0].norm(dim=-1)
         found = right.pull(by_document[None])[0].norm(dim=-1)
         here = query.positions(0)
@@ -109,7 +109,7 @@ class IntegratedGradients(PairMethod):
         return self._integral.settings
 
     def explain(self, query: Batch, documents: Batch) -> list[ColdDocument]:
-        budget = self.budget or DEFAULT_BUDGET
+        budget = self.budget or DEFAULT_MAX_BYTES
         asked = self._integral.path(query, 0)
         paths = [self._integral.path(documents, index) for index in range(len(documents))]
         rows = asked.relevance(torch.stack([path.embedding for path in paths]), budget)[:, asked.positions]

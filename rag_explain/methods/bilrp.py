@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import CheckFailed, InvalidInput
-from rag_explain.linear import ATTN_LRP, DEFAULT_BUDGET, JACOBIAN, LRP, AffineMap, Recorder, Rules
+from rag_explain.linear import ATTN_LRP, DEFAULT_MAX_BYTES, JACOBIAN, LRP, AffineMap, Recorder, Rules
 from rag_explain.methods.base import ColdDocument, Method, to_numpy, tolerance
 from rag_explain.types import Factors
 
@@ -60,7 +60,7 @@ class FrozenMethod(Method):
 
     def factor(self, batch: Batch) -> list[Factors]:
         frozen = self._freeze(batch)
-        rows, rest = (part.to(frozen.embedding.dtype) for part in frozen.rows(self.budget or DEFAULT_BUDGET))
+        rows, rest = (part.to(frozen.embedding.dtype) for part in frozen.rows(self.budget or DEFAULT_MAX_BYTES))
         norms = self.encoder.norms(frozen.embedding)
         result = []
         for index in range(len(batch)):
@@ -75,7 +75,7 @@ class FrozenMethod(Method):
         documents = frozen.embedding
         half = torch.as_tensor(np.vstack([query.rows, query.rest])).to(documents)
         cotangents = half[:, None, :].expand(-1, len(batch), -1)
-        found = frozen.relevance(cotangents.to(frozen.hidden.dtype), self.budget or DEFAULT_BUDGET)
+        found = frozen.relevance(cotangents.to(frozen.hidden.dtype), self.budget or DEFAULT_MAX_BYTES)
         tokens, rest = (part.to(documents.dtype) for part in found)
         if not self.computes_rest:
             rest = torch.einsum("ce,de->cd", half, documents) - tokens.sum(dim=-1)

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from rag_explain.encoder import Batch, Encoder
 from rag_explain.errors import InvalidInput, UnsupportedModel
-from rag_explain.linear import DEFAULT_BUDGET, JACOBIAN, AffineMap
+from rag_explain.linear import DEFAULT_MAX_BYTES, JACOBIAN, AffineMap
 from rag_explain.methods.base import ColdDocument, Half, Method, to_numpy
 from rag_explain.methods.bilrp import freeze
 from rag_explain.types import Array, Factors
@@ -129,7 +129,7 @@ class JacobianMethod(Method):
     def _factor(self, batch: Batch, index: int) -> Factors:
         path = self.path(batch, index)
         rest, embedding, norm = self.halves(path)
-        rows = path.rows(self.budget or DEFAULT_BUDGET)[path.positions]
+        rows = path.rows(self.budget or DEFAULT_MAX_BYTES)[path.positions]
         return self.build(batch, index, rows, rest, embedding, norm, references={"nodes": path.nodes})
 
     def _cold(self, query: Factors, batch: Batch, index: int) -> ColdDocument:
@@ -137,7 +137,7 @@ class JacobianMethod(Method):
         path = self.path(batch, index)
         rest, embedding, norm = self.halves(path)
         half = torch.as_tensor(np.vstack([query.rows, query.rest])).to(embedding)
-        tokens = path.relevance(half, self.budget or DEFAULT_BUDGET)[:, path.positions]
+        tokens = path.relevance(half, self.budget or DEFAULT_MAX_BYTES)[:, path.positions]
         matrix = torch.cat([tokens, (half @ rest)[:, None]], dim=1) / (norm * query.norm)
         asked = torch.as_tensor(query.embedding.copy()).to(embedding)
         document = ColdDocument(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from rag_explain.linear import operations as ops
-from rag_explain.linear.affine import AffineMap
-from rag_explain.linear.heads import MixHeads, join_heads
+from rag_explain.linear.affine_map import AffineMap
+from rag_explain.linear.fusion.heads import MixHeads, join_heads
+from rag_explain.linear.workspace import Workspace
 
 F = torch.float64
 
@@ -73,13 +74,13 @@ def test_the_production_form_gives_the_same(operation, in_shapes, spent):
     tangents = [_rand(7, *shape) for shape in in_shapes]
     expected = operation.push(*tangents)
     given = [tangent.clone() for tangent in tangents]
-    assert torch.allclose(operation.run(ops.Workspace(), [spent] * len(given), *given), expected, atol=1e-12)
+    assert torch.allclose(operation.run(Workspace(), [spent] * len(given), *given), expected, atol=1e-12)
     if not spent:
         assert all(torch.equal(a, b) for a, b in zip(tangents, given, strict=True))
 
 
 def test_a_workspace_lends_the_same_memory_again():
-    space = ops.Workspace()
+    space = Workspace()
     like = torch.empty(0)
     first = space.take(like, 2, 3)
     address = first.data_ptr()

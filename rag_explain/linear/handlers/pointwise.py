@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rag_explain.linear import operations as ops
-from rag_explain.linear.table import handles, unknown
-from rag_explain.linear.trace import Node, Pointwise, Recorder, derivative
+from rag_explain.linear.recorder import Node, Pointwise, Recorder, derivative
+from rag_explain.linear.registry import handles, unknown
 
 aten = torch.ops.aten
 

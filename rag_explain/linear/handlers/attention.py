@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rag_explain.linear.arithmetic import matrices
+from rag_explain.linear.handlers.arithmetic import matrices
+from rag_explain.linear.handlers.shapes import emit_unary
 from rag_explain.linear.operations import View
+from rag_explain.linear.recorder import Recorder
+from rag_explain.linear.registry import Arguments, handles
 from rag_explain.linear.rules import Rules
-from rag_explain.linear.structure import one
-from rag_explain.linear.table import Arguments, handles
-from rag_explain.linear.trace import Recorder
 
 
 def _arguments(
@@ -55,10 +55,10 @@ def _mix(rec: Recorder, weights: Tensor, value: Tensor, out: Tensor) -> None:
     for part in (weights, value):
         flat.append(part.reshape(-1, *part.shape[-2:]))
         if rec.find(part):
-            one(rec, part, flat[-1], View, in_shape=tuple(part.shape))
+            emit_unary(rec, part, flat[-1], View, in_shape=tuple(part.shape))
     wide = out.reshape(-1, *out.shape[-2:])
     matrices(rec, torch.ops.aten.bmm.default, tuple(flat), {}, wide)
-    one(rec, wide, out, View, in_shape=tuple(wide.shape))
+    emit_unary(rec, wide, out, View, in_shape=tuple(wide.shape))
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from rag_explain.linear.rules import Rules
 
 if TYPE_CHECKING:
-    from rag_explain.linear.trace import Recorder
+    from rag_explain.linear.recorder import Recorder
 
 Arguments = tuple[Any, ...]
 Handler = Callable[["Recorder", Any, Arguments, dict[str, Any], Any], None]
@@ -42,7 +42,7 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class Kind:
+class OpInfo:
     """One overload of an operation: its entry, None where it has none, and what torch says of it.
 
     Attributes:
@@ -58,7 +58,7 @@ class Kind:
 
 _TABLE: dict[Any, Entry] = {}
 _INSIDE: dict[Any, Inside] = {}
-_KINDS: dict[int, Kind] = {}
+_INFOS: dict[int, OpInfo] = {}
 
 
 def handles(
@@ -92,14 +92,14 @@ def entry_of(packet: Any) -> Entry | None:
     return _TABLE.get(packet)
 
 
-def kind_of(func: Any) -> Kind:
+def info_of(func: Any) -> OpInfo:
     """What is known of an operation. Found by identity: torch hashes operations in Python, which is slow."""
-    kind = _KINDS.get(id(func))
+    kind = _INFOS.get(id(func))
     if kind is None:
         packet = func.overloadpacket
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        kind = Kind(func, _TABLE.get(packet), _INSIDE.get(packet), func._schema.is_mutable, composite)
-        _KINDS[id(func)] = kind
+        kind = OpInfo(func, _TABLE.get(packet), _INSIDE.get(packet), func._schema.is_mutable, composite)
+        _INFOS[id(func)] = kind
     return kind
 
 

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from rag_explain.linear.ends import Chunk, Tokens, find_head, pool_early
-from rag_explain.linear.heads import join_heads
-from rag_explain.linear.operations import Operation, Workspace, count
+from rag_explain.linear.fusion.early_pooling import pool_early
+from rag_explain.linear.fusion.heads import join_heads
+from rag_explain.linear.fusion.token_local import Chunk, Tokens, find_prefix
+from rag_explain.linear.operations import Operation, count
+from rag_explain.linear.workspace import Workspace
 
 # Tangents are cut into chunks whose intermediate values fit in this many bytes: large enough that every product is a
 # big one, small enough to stay near the processor and never to be the reason a machine runs out of memory.
-DEFAULT_BUDGET = 64 * 2**20
+DEFAULT_MAX_BYTES = 64 * 2**20
 
 
 class AffineMap:
@@ -28,8 +30,8 @@ class AffineMap:
         self, operations: Sequence[Operation], source: int, output: int, hidden: Tensor, embedding: Tensor
     ) -> None:
         needed = _needed(pool_early(join_heads(_needed(operations, output)), hidden), output)
-        self._head = find_head(needed, source, tuple(hidden.shape))
-        self.operations = [*self._head.operations, *self._head.rest]
+        self._prefix = find_prefix(needed, source, tuple(hidden.shape))
+        self.operations = [*self._prefix.operations, *self._prefix.rest]
         self.hidden = hidden
         self.embedding = embedding
         self._source = source
@@ -100,55 +102,55 @@ class AffineMap:
             self._biases = self.push(torch.zeros_like(self.hidden)[None], bias=0)[0]
         return torch.einsum("cde,de->cd", cotangents, self._biases)
 
-    def chunk(self, budget: int) -> int:
-        """How many tangents can travel at once when their values may take `budget` bytes."""
-        return max(1, budget // max(1, self._per_tangent))
+    def chunk(self, max_bytes: int) -> int:
+        """How many tangents can travel at once when their values may take `max_bytes` bytes."""
+        return max(1, max_bytes // max(1, self._per_tangent))
 
-    def rows(self, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def rows(self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What each token of each document contributes, (D, n, e), and what the biases do, (D, e): n + 1 tangents.
 
         Token t's tangent is its own hidden value at position t and zero elsewhere, for all documents at once (they do
         not meet in the forward pass). `weights` (D, n, h) replaces the hidden values, for paths that do not start at 0.
         """
         if self.hidden.shape[1] + 1 > self.embedding.shape[-1]:  # more tokens than dimensions: the other way is shorter
-            return self.pull_rows(budget, weights)
-        return self.push_rows(budget, weights)
+            return self.pull_rows(max_bytes, weights)
+        return self.push_rows(max_bytes, weights)
 
-    def pull_rows(self, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def pull_rows(self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`rows`, one cotangent per dimension of the embedding."""
         documents, width = self.embedding.shape
         every = torch.eye(width, dtype=self.hidden.dtype, device=self.hidden.device)[:, None, :]
-        relevance, rest = self.relevance(every.expand(-1, documents, -1), budget, weights)
+        relevance, rest = self.relevance(every.expand(-1, documents, -1), max_bytes, weights)
         return relevance.permute(1, 2, 0), rest.transpose(0, 1)
 
-    def push_rows(self, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def push_rows(self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`rows`, one tangent per token and one for the biases, in chunks; together up to where positions first mix."""
         values = self.hidden if weights is None else weights
         space = Workspace()
         documents, length, _ = values.shape
         together = {self._source: torch.stack([values, torch.zeros_like(values)])}
-        self._run(self._head.operations, together, Workspace(), bias=1)
+        self._run(self._prefix.operations, together, Workspace(), bias=1)
         tokens = {
             slot: Tokens(together[slot][0], together[slot][1], place, (documents, length))
-            for slot, place in self._head.places.items()
+            for slot, place in self._prefix.places.items()
         }
         result = values.new_empty(length + 1, documents, self.embedding.shape[-1])
-        step = self.chunk(budget)
+        step = self.chunk(max_bytes)
         for start in range(0, length + 1, step):
             stop = min(start + step, length + 1)
             chunk = Chunk(tokens, start, min(stop, length), has_bias=stop > length)
             live: dict[int, Tensor] = {}
             with torch.inference_mode():  # many small operations: torch does less around each
-                self._run(self._head.rest, live, space, -1 if chunk.has_bias else None, chunk=chunk)
+                self._run(self._prefix.rest, live, space, -1 if chunk.has_bias else None, chunk=chunk)
                 result[start:stop] = live[self._output]
         return result[:length].transpose(0, 1), result[length]
 
     def relevance(
-        self, cotangents: Tensor, budget: int = DEFAULT_BUDGET, weights: Tensor | None = None
+        self, cotangents: Tensor, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """<cotangent, row of each token>, (C, D, n), and <cotangent, rest>, (C, D), without building rows: C pulls."""
         values = self.hidden if weights is None else weights
-        step = self.chunk(budget)
+        step = self.chunk(max_bytes)
         tokens = [(self.pull(part) * values).sum(dim=-1) for part in cotangents.split(step)]
         return torch.cat(tokens), self.rest(cotangents)
 

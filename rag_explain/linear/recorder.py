@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rag_explain.errors import UnsupportedOperation
-from rag_explain.linear.affine import AffineMap
+from rag_explain.linear.affine_map import AffineMap
 from rag_explain.linear.operations import Operation, Scale
 from rag_explain.linear.rules import Rules
 from rag_explain.linear.tape import Step, Tape

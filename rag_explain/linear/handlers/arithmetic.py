@@ -1,4 +1,4 @@
-"""Sums, products, norms and softmax: where values meet weights, and one another."""
+"""Sums and products: where values meet weights, and one another."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from rag_explain.linear import operations as ops
-from rag_explain.linear.functions import apply, as_number, combine
-from rag_explain.linear.structure import one
-from rag_explain.linear.table import Arguments, always_frozen, handles, is_first_of, unknown
-from rag_explain.linear.trace import Node, Recorder
+from rag_explain.linear.handlers.pointwise import apply, as_number, combine
+from rag_explain.linear.handlers.shapes import emit_unary
+from rag_explain.linear.recorder import Node, Recorder
+from rag_explain.linear.registry import Arguments, always_frozen, handles, unknown
 
 aten = torch.ops.aten
 
@@ -30,11 +30,11 @@ def matrices(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         _two_matrices(rec, a, b, out, constant)
     elif a:
         if left.ndim == 2:
-            one(rec, left, out, ops.Linear, weight=right, constant=constant)
+            emit_unary(rec, left, out, ops.Linear, weight=right, constant=constant)
         else:
-            one(rec, left, out, ops.MixRight, matrix=right, constant=constant)
+            emit_unary(rec, left, out, ops.MixRight, matrix=right, constant=constant)
     elif left.ndim == 3:
-        one(rec, right, out, ops.MixLeft, matrix=left, constant=constant)
+        emit_unary(rec, right, out, ops.MixLeft, matrix=left, constant=constant)
     else:
         unknown(rec, func, args, kwargs, out)
 
@@ -46,7 +46,7 @@ def dense(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out
     if weight.ndim != 2 or rec.find(weight) or rec.find(bias):
         unknown(rec, func, args, kwargs, out)
     else:
-        one(rec, source, out, ops.Linear, weight=weight.t(), constant=bias)
+        emit_unary(rec, source, out, ops.Linear, weight=weight.t(), constant=bias)
 
 
 def _two_matrices(rec: Recorder, a: Node, b: Node, out: Tensor, constant: Tensor | None) -> None:
@@ -112,7 +112,7 @@ def reduce(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     factor = 1.0 / size if func.overloadpacket is aten.mean else 1.0
     # A mean of squares is the way to a norm's denominator.
     curved = rec.nodes[id(source)].is_curved
-    one(rec, source, out, ops.Reduce, in_shape=tuple(source.shape), dims=dims, factor=factor)
+    emit_unary(rec, source, out, ops.Reduce, in_shape=tuple(source.shape), dims=dims, factor=factor)
     rec.nodes[id(out)].is_statistic |= curved
 
 
@@ -127,7 +127,7 @@ def where(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         weight = chosen.to(out.dtype)
         if rec.find(branch):
             part = branch * weight
-            one(rec, branch, part, ops.Scale, in_shape=tuple(branch.shape), factor=weight)
+            emit_unary(rec, branch, part, ops.Scale, in_shape=tuple(branch.shape), factor=weight)
             terms.append(part)
         else:
             terms.append(torch.where(chosen, torch.as_tensor(branch, dtype=out.dtype), out.new_zeros(())))
@@ -144,7 +144,7 @@ def multiply(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         _two_values(rec, a, b, out)
     else:
         source, factor = (left, right) if a else (right, left)
-        one(rec, source, out, ops.Scale, in_shape=tuple(source.shape), factor=factor)
+        emit_unary(rec, source, out, ops.Scale, in_shape=tuple(source.shape), factor=factor)
 
 
 @handles(aten.div)
@@ -202,65 +202,6 @@ def _shares(rec: Recorder, a: Node, b: Node) -> tuple[float, float] | None:
     if rec.rules.gate == "signal" and a.is_curved != b.is_curved:
         return (0.0, 1.0) if a.is_curved else (1.0, 0.0)
     return 0.5, 0.5
-
-
-@is_first_of(aten.layer_norm)
-def _native(
-    source: Tensor,
-    shape: list[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> tuple[Any, Arguments]:
-    return aten.native_layer_norm.default, (source, shape, weight, bias, eps)
-
-
-@handles(aten.native_layer_norm)
-def layer_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    source, shape, weight, bias = args[:4]
-    value, mean, inverse = out
-    if len(shape) != 1:
-        unknown(rec, func, args, kwargs, value)
-        return
-    if rec.rules.norm == "frozen":
-        one(rec, source, value, ops.Center, inverse=inverse, weight=weight, constant=bias)
-    else:
-        factor = inverse if weight is None else inverse * weight
-        normalised = (source - mean) * inverse
-        one(rec, source, value, ops.CenterProject, factor=factor, normalised=normalised, constant=bias)
-
-
-@handles(aten.linalg_vector_norm)
-def vector_norm(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    source = args[0]
-    order = args[1] if len(args) > 1 else 2
-    dims = args[2] if len(args) > 2 else None
-    if order != 2 or dims is None:
-        rec.refuse(
-            out,
-            f"there is no rule for the operation {func.overloadpacket} of order {order}",
-            is_statistic=True,
-        )
-        return
-    dims = tuple(sorted(d % source.ndim for d in dims))
-    length = out.reshape([1 if d in dims else n for d, n in enumerate(source.shape)])
-    direction = source / length.clamp_min(torch.finfo(source.dtype).tiny)
-    part = source * direction
-    in_shape = tuple(source.shape)
-    one(rec, source, part, ops.Scale, in_shape=in_shape, factor=direction)
-    one(rec, part, out, ops.Reduce, in_shape=in_shape, dims=dims, factor=1.0)
-    rec.nodes[id(out)].is_statistic = True
-
-
-@handles(aten._softmax, frozen=lambda rules: rules.softmax == "frozen")
-def softmax(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    source, dim = args[0], args[1] % args[0].ndim
-    # p - J x, the constant of the first-order expansion; -inf of a mask never counts, since p is zero there.
-    finite = torch.where(out == 0, out.new_zeros(()), source)
-    weighted = out * finite
-    constant = out - (weighted - out * weighted.sum(dim=dim, keepdim=True))
-    one(rec, source, out, ops.SoftmaxJacobian, probabilities=out, dim=dim, constant=constant)
 
 
 # Choices and shapes: frozen like everything else that decides without being summed.

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from rag_explain.linear import operations as ops
-from rag_explain.linear.table import handles, unknown
-from rag_explain.linear.trace import Node, Recorder
+from rag_explain.linear.recorder import Node, Recorder
+from rag_explain.linear.registry import handles, unknown
 
 aten = torch.ops.aten
 
 
-def one(rec: Recorder, source: Any, out: Tensor, kind: type[ops.Operation], **settings: Any) -> None:
+def emit_unary(rec: Recorder, source: Any, out: Tensor, kind: type[ops.Operation], **settings: Any) -> None:
     """`out` is one linear operation on `source`."""
     node = rec.nodes[id(source)]
     slot = rec.resolve(node)
@@ -38,7 +38,7 @@ def dropout(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 @handles(aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten)
 def reshape(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    one(rec, args[0], out, ops.View, in_shape=tuple(args[0].shape))
+    emit_unary(rec, args[0], out, ops.View, in_shape=tuple(args[0].shape))
 
 
 @handles(aten.t, aten.transpose, aten.permute)
@@ -50,17 +50,17 @@ def permute(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         dims = list(range(ndim))
         a, b = (args[1], args[2]) if func.overloadpacket is aten.transpose else (0, -1)
         dims[a], dims[b] = dims[b], dims[a]
-    one(rec, args[0], out, ops.Permute, dims=tuple(dims))
+    emit_unary(rec, args[0], out, ops.Permute, dims=tuple(dims))
 
 
 @handles(aten.expand)
 def expand(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    one(rec, args[0], out, ops.Expand, in_shape=tuple(args[0].shape))
+    emit_unary(rec, args[0], out, ops.Expand, in_shape=tuple(args[0].shape))
 
 
 def _slice(rec: Recorder, source: Tensor, out: Tensor, dim: int, start: int, stop: int, step: int = 1) -> None:
     in_shape = tuple(source.shape)
-    one(
+    emit_unary(
         rec,
         source,
         out,
@@ -87,7 +87,7 @@ def select(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     index %= source.shape[dim]
     kept = source.narrow(dim, index, 1)
     _slice(rec, source, kept, dim, index, index + 1)
-    one(rec, kept, out, ops.View, in_shape=tuple(kept.shape))
+    emit_unary(rec, kept, out, ops.View, in_shape=tuple(kept.shape))
 
 
 @handles(aten.unbind)
@@ -109,7 +109,7 @@ def split(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 @handles(aten.gather)
 def gather(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     source, dim, index = args[:3]
-    one(rec, source, out, ops.Gather, in_shape=tuple(source.shape), dim=dim % source.ndim, index=index)
+    emit_unary(rec, source, out, ops.Gather, in_shape=tuple(source.shape), dim=dim % source.ndim, index=index)
 
 
 @handles(aten.max)
@@ -122,9 +122,9 @@ def maximum(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     dim = args[1] % source.ndim
     index = indices if indices.ndim == source.ndim else indices.unsqueeze(dim)
     kept = values if values.ndim == source.ndim else values.unsqueeze(dim)
-    one(rec, source, kept, ops.Gather, in_shape=tuple(source.shape), dim=dim, index=index)
+    emit_unary(rec, source, kept, ops.Gather, in_shape=tuple(source.shape), dim=dim, index=index)
     if kept is not values:
-        one(rec, kept, values, ops.View, in_shape=tuple(kept.shape))
+        emit_unary(rec, kept, values, ops.View, in_shape=tuple(kept.shape))
 
 
 @handles(aten.cat, aten.stack)
@@ -135,7 +135,7 @@ def concatenate(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
         lifted = [part.unsqueeze(dim) for part in parts]
         for part, thick in zip(parts, lifted, strict=True):
             if rec.find(part):
-                one(rec, part, thick, ops.View, in_shape=tuple(part.shape))
+                emit_unary(rec, part, thick, ops.View, in_shape=tuple(part.shape))
         parts = lifted
     parts = [part for part in parts if part.numel()]  # an empty cache of keys and values, say
     nodes = [rec.find(part) for part in parts]
@@ -168,7 +168,7 @@ def rearrange(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         return
     # An index that the pass made is an inference tensor, which autograd, on the way back, would not take.
     rest, options = _ordinary(args[1:]), {name: _ordinary(value) for name, value in kwargs.items()}
-    one(
+    emit_unary(
         rec,
         args[0],
         out,
@@ -191,4 +191,4 @@ def masked_fill(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[st
     value = float(fill)
     # An infinite fill only ever hides a position from a maximum: as a constant it is nothing.
     constant = None if value == 0 or value in (float("inf"), float("-inf")) else mask.to(source.dtype) * value
-    one(rec, source, out, ops.Scale, in_shape=tuple(source.shape), factor=keep, constant=constant)
+    emit_unary(rec, source, out, ops.Scale, in_shape=tuple(source.shape), factor=keep, constant=constant)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rag_explain.linear.operations import Linear, MixLeft, Operation, Permute, Shape, View, Workspace
+from rag_explain.linear.operations import Linear, MixLeft, Operation, Permute, Shape, View
+from rag_explain.linear.workspace import Workspace
 
 _ASIDE = (0, 2, 1, 3)  # (D, n, H, d) <-> (D, H, n, d)
 

@@ -1,0 +1,1 @@
+"""Passes that make a frozen encoder cheaper to run without changing what it is."""
