@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from rag_explain.linear.fusion import FUSED, Fusion
 from rag_explain.linear.fusion.early_pooling import pool_early
 from rag_explain.linear.fusion.heads import join_heads
-from rag_explain.linear.fusion.token_local import Chunk, Tokens, find_prefix
-from rag_explain.linear.operations import Operation, count
+from rag_explain.linear.fusion.token_local import Chunk, LocalValue, TokenLocalPrefix, find_prefix
+from rag_explain.linear.identity import storage_of
+from rag_explain.linear.operations import Operation
 from rag_explain.linear.workspace import Workspace
 
 # Tangents are cut into chunks whose intermediate values fit in this many bytes: large enough that every product is a
@@ -27,11 +30,21 @@ class AffineMap:
     """
 
     def __init__(
-        self, operations: Sequence[Operation], source: int, output: int, hidden: Tensor, embedding: Tensor
+        self,
+        operations: Sequence[Operation],
+        source: int,
+        output: int,
+        hidden: Tensor,
+        embedding: Tensor,
+        fusion: Fusion = FUSED,
     ) -> None:
-        needed = _needed(pool_early(join_heads(_needed(operations, output)), hidden), output)
-        self._prefix = find_prefix(needed, source, tuple(hidden.shape))
-        self.operations = [*self._prefix.operations, *self._prefix.rest]
+        needed = _needed(operations, output)
+        if fusion.heads:
+            needed = join_heads(needed)
+        if fusion.early_pooling:
+            needed = _needed(pool_early(needed, hidden), output)
+        self._prefix = find_prefix(needed, source, tuple(hidden.shape)) if fusion.token_local else None
+        self.operations = [*self._prefix.operations, *self._prefix.suffix] if self._prefix else needed
         self.hidden = hidden
         self.embedding = embedding
         self._source = source
@@ -44,45 +57,9 @@ class AffineMap:
 
     def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
         """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects every bias on the way."""
-        live = {self._source: tangents}
-        self._run(self.operations, live, Workspace(), bias, keep=tangents)
-        return live[self._output]
-
-    def _run(
-        self,
-        operations: Sequence[Operation],
-        live: dict[int, Tensor],
-        space: Workspace,
-        bias: int | None,
-        *,
-        chunk: Chunk | None = None,
-        keep: Tensor | None = None,
-    ) -> None:
-        """Run operations on the live tangents, by slot; what nobody reads any more is let go.
-
-        `chunk` stands for tangents that are not spread out yet; `keep` is memory that must not be written to.
-        """
-        for operation in operations:
-            inputs = [live[slot] for slot in operation.inputs if slot in live]
-            if chunk is not None and len(inputs) < len(operation.inputs):
-                chunk.prepare(operation, live)
-                inputs = [live[slot] for slot in operation.inputs if slot in live]
-            dead = [live.pop(slot) for slot in self._last_use[operation.output] if slot in live]
-            free = _alone(dead, live.values(), keep) if dead else dead
-            spent = [any(t is f for f in free) for t in inputs] if operation.overwrites else ()
-            if len(inputs) < len(operation.inputs):
-                assert chunk is not None
-                out = chunk.run(operation, space, spent, inputs)
-            else:
-                out = operation.run(space, spent, *inputs)
-            if bias is not None and operation.constant is not None:
-                out[bias].add_(operation.constant)
-            live[operation.output] = out
-            if free:
-                memory = _memory(out)
-                for tangent in free:
-                    if _memory(tangent) != memory:
-                        space.give(tangent)
+        push = _Push({self._source: tangents}, self._last_use, Workspace(), bias, keep=tangents)
+        push.run(self.operations)
+        return push.live[self._output]
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """Send cotangents (C, D, e) back to the input: (C, D, n, h)."""
@@ -103,14 +80,14 @@ class AffineMap:
         return torch.einsum("cde,de->cd", cotangents, self._biases)
 
     def chunk(self, max_bytes: int) -> int:
-        """How many tangents can travel at once when their values may take `max_bytes` bytes."""
+        """How many tangents can travel at once when their values may take `max_bytes`."""
         return max(1, max_bytes // max(1, self._per_tangent))
 
     def rows(self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What each token of each document contributes, (D, n, e), and what the biases do, (D, e): n + 1 tangents.
+        """What each token of each text contributes, (D, n, e), and what the biases do, (D, e): n + 1 tangents.
 
-        Token t's tangent is its own hidden value at position t and zero elsewhere, for all documents at once (they do
-        not meet in the forward pass). `weights` (D, n, h) replaces the hidden values, for paths that do not start at 0.
+        Token t's tangent is its own hidden value at position t and zero elsewhere, for all texts at once (they do not
+        meet in the forward pass). `weights` (D, n, h) replaces the hidden values, for paths that do not start at 0.
         """
         if self.hidden.shape[1] + 1 > self.embedding.shape[-1]:  # more tokens than dimensions: the other way is shorter
             return self.pull_rows(max_bytes, weights)
@@ -118,32 +95,58 @@ class AffineMap:
 
     def pull_rows(self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`rows`, one cotangent per dimension of the embedding."""
-        documents, width = self.embedding.shape
+        texts, width = self.embedding.shape
         every = torch.eye(width, dtype=self.hidden.dtype, device=self.hidden.device)[:, None, :]
-        relevance, rest = self.relevance(every.expand(-1, documents, -1), max_bytes, weights)
+        relevance, rest = self.relevance(every.expand(-1, texts, -1), max_bytes, weights)
         return relevance.permute(1, 2, 0), rest.transpose(0, 1)
 
     def push_rows(self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`rows`, one tangent per token and one for the biases, in chunks; together up to where positions first mix."""
+        """`rows`, one tangent per token and one for the biases, in chunks."""
         values = self.hidden if weights is None else weights
-        space = Workspace()
-        documents, length, _ = values.shape
+        length = values.shape[1]
+        if self._prefix is None:
+            positions = torch.arange(length, device=values.device).expand(values.shape[:2])
+            return self._push_groups(max_bytes, values, positions, length)
+        return self._push_tokens(max_bytes, values, self._prefix)
+
+    def _push_tokens(self, max_bytes: int, values: Tensor, prefix: TokenLocalPrefix) -> tuple[Tensor, Tensor]:
+        """One tangent per token; together up to where positions first mix."""
         together = {self._source: torch.stack([values, torch.zeros_like(values)])}
-        self._run(self._prefix.operations, together, Workspace(), bias=1)
-        tokens = {
-            slot: Tokens(together[slot][0], together[slot][1], place, (documents, length))
-            for slot, place in self._prefix.places.items()
-        }
-        result = values.new_empty(length + 1, documents, self.embedding.shape[-1])
-        step = self.chunk(max_bytes)
-        for start in range(0, length + 1, step):
-            stop = min(start + step, length + 1)
-            chunk = Chunk(tokens, start, min(stop, length), has_bias=stop > length)
-            live: dict[int, Tensor] = {}
+        first = _Push(together, self._last_use, Workspace(), bias=1)
+        first.run(prefix.operations)
+        local = {slot: LocalValue(first.live[slot][0], first.live[slot][1], axis) for slot, axis in prefix.axes.items()}
+
+        def push(start: int, stop: int, space: Workspace, bias: int | None) -> Tensor:
+            chunk = Chunk(local, start, stop - (bias is not None), has_bias=bias is not None)
+            part = _Push({}, self._last_use, space, bias, chunk=chunk)
+            part.run(prefix.suffix)
+            return part.live[self._output]
+
+        return self._in_chunks(max_bytes, values.shape[1], push)
+
+    def _push_groups(self, max_bytes: int, values: Tensor, groups: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
+        """One tangent per group of tokens: their values, and zero elsewhere. groups (D, n), -1 for tokens in none."""
+
+        def push(start: int, stop: int, space: Workspace, bias: int | None) -> Tensor:
+            index = torch.arange(start, stop, device=groups.device)[:, None, None]
+            tangents = values * (groups == index).unsqueeze(-1)  # all zero for the biases: there is no such group
+            part = _Push({self._source: tangents}, self._last_use, space, bias)
+            part.run(self.operations)
+            return part.live[self._output]
+
+        return self._in_chunks(max_bytes, n_groups, push)
+
+    def _in_chunks(
+        self, max_bytes: int, count: int, push: Callable[[int, int, Workspace, int | None], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Push `count` tangents and, as the last one, that of the biases: (D, count, e) and (D, e)."""
+        result = self.hidden.new_empty(count + 1, *self.embedding.shape)
+        step, space = self.chunk(max_bytes), Workspace()
+        for start in range(0, count + 1, step):
+            stop = min(start + step, count + 1)
             with torch.inference_mode():  # many small operations: torch does less around each
-                self._run(self._prefix.rest, live, space, -1 if chunk.has_bias else None, chunk=chunk)
-                result[start:stop] = live[self._output]
-        return result[:length].transpose(0, 1), result[length]
+                result[start:stop] = push(start, stop, space, -1 if stop > count else None)
+        return result[:count].transpose(0, 1), result[count]
 
     def relevance(
         self, cotangents: Tensor, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None
@@ -155,20 +158,72 @@ class AffineMap:
         return torch.cat(tokens), self.rest(cotangents)
 
 
-def _alone(dead: Sequence[Tensor], others: Iterable[Tensor], keep: Tensor | None) -> list[Tensor]:
-    """Those of the dead tangents whose memory nobody else reads, and every element of which is the tangent's own."""
-    taken = [_memory(tangent) for tangent in (*dead, *others)]
-    if keep is not None:
-        taken.append(_memory(keep))
-    return [
-        tangent
-        for tangent, memory in zip(dead, taken, strict=False)
-        if taken.count(memory) == 1 and 0 not in tangent.stride()
-    ]
+class _Push:
+    """Tangents on their way forward, by slot; those that no later operation reads are let go.
 
+    Args:
+        live: the tangents that are there at the beginning.
+        last_use: for each operation, by its output, the slots that are not read after it.
+        bias: the tangent that collects the operations' constants.
+        chunk: tangents that are not spread out yet.
+        keep: memory that must not be written to.
+    """
 
-def _memory(tangent: Tensor) -> int:
-    return tangent.untyped_storage().data_ptr()
+    def __init__(
+        self,
+        live: dict[int, Tensor],
+        last_use: dict[int, list[int]],
+        space: Workspace,
+        bias: int | None,
+        *,
+        chunk: Chunk | None = None,
+        keep: Tensor | None = None,
+    ) -> None:
+        self.live = live
+        self._last_use = last_use
+        self._space = space
+        self._bias = bias
+        self._chunk = chunk
+        self._keep = keep
+
+    def run(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            missing = self._spread(operation)
+            inputs = [self.live[slot] for slot in operation.inputs if slot not in missing]
+            free = self._release(operation)
+            spent = [any(tangent is one for one in free) for tangent in inputs] if operation.overwrites else ()
+            if missing:
+                assert self._chunk is not None
+                out = self._chunk.run(operation, self._space, spent, inputs)
+            else:
+                out = operation.run(self._space, spent, *inputs)
+            if self._bias is not None and operation.constant is not None:
+                out[self._bias].add_(operation.constant)
+            self.live[operation.output] = out
+            for tangent in free:
+                if storage_of(tangent) != storage_of(out):
+                    self._space.give(tangent)
+
+    def _spread(self, operation: Operation) -> list[int]:
+        """Spread out what the operation reads, unless there is a shortcut; returns what is still missing."""
+        missing = [slot for slot in operation.inputs if slot not in self.live]
+        if missing and self._chunk is not None and not self._chunk.has_shortcut(operation, missing):
+            for slot in missing:
+                self.live[slot] = self._chunk.spread(slot)
+            return []
+        return missing
+
+    def _release(self, operation: Operation) -> list[Tensor]:
+        """Let go of tangents after their last use; returns those that may be overwritten.
+
+        They may if no live tangent shares their storage, and if each of their elements has its own place in it.
+        """
+        dead = [self.live.pop(slot) for slot in self._last_use[operation.output] if slot in self.live]
+        if not dead:
+            return []
+        others = self.live.values() if self._keep is None else (*self.live.values(), self._keep)
+        taken = [storage_of(tangent) for tangent in (*dead, *others)]
+        return [t for t, place in zip(dead, taken, strict=False) if taken.count(place) == 1 and 0 not in t.stride()]
 
 
 def _needed(operations: Sequence[Operation], output: int) -> list[Operation]:
@@ -195,10 +250,10 @@ def _last_use(operations: Sequence[Operation], output: int) -> dict[int, list[in
 
 def _peak(operations: Sequence[Operation], dying: dict[int, list[int]], source: int, shape: Sequence[int]) -> int:
     """The largest number of elements alive at once for one tangent, with what each step needs for itself."""
-    live = {source: count(shape)}
+    live = {source: math.prod(shape)}
     peak = live[source]
     for operation in operations:
-        size = count(operation.shape)
+        size = math.prod(operation.shape)
         peak = max(peak, sum(live.values()) + operation.scratch * size)
         live[operation.output] = size
         for slot in dying[operation.output]:

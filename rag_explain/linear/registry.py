@@ -1,39 +1,57 @@
-"""The table that a recorded forward pass is looked up in: tensor operations, by what they are.
+"""What is known of torch's operations: which handler says what becomes of a tangent, and what torch says of them.
 
-A handler gets an operation, its arguments and its result, and writes down what the result is: linear operations on the
-arguments that depend on the hidden state, a function of one of them, a constant (nothing), or poison. Handlers are in
-`structure` (the same elements elsewhere), `functions` (of one value), `arithmetic` (sums, products, norms) and
-`attention`.
+A handler is called as `handler(recorder, out, **arguments)`, the arguments by the names of torch's own schema, defaults
+included, so that it reads like torch's documentation. It writes down what the result `out` is: linear operations on the
+arguments that depend on the hidden state, a function of one of them, a constant (nothing), or it raises `Unfollowable`.
+Handlers are in `handlers`; this module is apart from them because the tape needs it and they need the recorder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-from torch import Tensor
-
+from rag_explain.linear import _torch
+from rag_explain.linear._torch import Arguments
 from rag_explain.linear.rules import Rules
 
-if TYPE_CHECKING:
-    from rag_explain.linear.recorder import Recorder
-
-Arguments = tuple[Any, ...]
-Handler = Callable[["Recorder", Any, Arguments, dict[str, Any], Any], None]
-Reads = Callable[[Rules, Arguments], Arguments]
+Handler = Callable[..., None]
 Frozen = Callable[[Rules], bool]
-Inside = Callable[..., tuple[Any, Arguments]]
+Reads = Callable[[Rules], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Poison:
+    """Why a value cannot be followed, and the module in which that began."""
+
+    reason: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.reason} in {self.where}" if self.where else self.reason
+
+
+class Unfollowable(Exception):
+    """A handler cannot say what the result of its operation is. An error only if the embedding needs the result.
+
+    Args:
+        reason: a poison that comes from an argument, or a sentence; without one the operation has no rule.
+        is_statistic: whether the result is a norm's denominator, which may be frozen unseen.
+    """
+
+    def __init__(self, reason: Poison | str | None = None, *, is_statistic: bool = False) -> None:
+        self.reason = reason
+        self.is_statistic = is_statistic
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
-    """What the table says of an operation.
+class Registered:
+    """A handler, and when it is not needed.
 
     Attributes:
         is_frozen: whether the result is a coefficient under the rules, and no longer a value to be followed.
-        reads: the arguments that the result is a function of; None for all of them.
+        reads: names of the arguments that the result is a function of under the rules; None for all of them.
     """
 
     handler: Handler
@@ -43,68 +61,84 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class OpInfo:
-    """One overload of an operation: its entry, None where it has none, and what torch says of it.
+    """One overload of an operation.
 
     Attributes:
-        inside: makes the one operation, and its arguments, whose first result this one hands out; None for most.
+        registered: None where there is no handler.
+        first_of: the operation of which this one hands out the first result, with the same arguments; None for most.
+        is_composite: made of other operations, into which it can be taken apart.
+        names: of its arguments, in order.
+        defaults: of those arguments that have one, by name.
     """
 
     func: Any  # kept, so that its id is never another operation's
-    entry: Entry | None
-    inside: Inside | None
+    registered: Registered | None
+    first_of: Any
     is_mutable: bool
-    is_composite: bool  # made of other operations, into which it can be taken apart
+    is_composite: bool
+    names: tuple[str, ...]
+    defaults: dict[str, Any]
+
+    def bind(self, args: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All arguments of a call by name, those left out with their defaults."""
+        return {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
+
+    @property
+    def handler(self) -> Handler:
+        return no_rule if self.registered is None else self.registered.handler
 
 
-_TABLE: dict[Any, Entry] = {}
-_INSIDE: dict[Any, Inside] = {}
+_HANDLERS: dict[Any, Registered] = {}
+_FIRST_OF: dict[Any, Any] = {}
 _INFOS: dict[int, OpInfo] = {}
 
 
 def handles(
     *packets: Any, frozen: Frozen = lambda rules: False, reads: Reads | None = None
 ) -> Callable[[Handler], Handler]:
-    """Enter a handler into the table for these operations of `torch.ops.aten`."""
+    """Register a handler for these operations of `torch.ops.aten`."""
 
     def register(handler: Handler) -> Handler:
-        _TABLE.update(dict.fromkeys(packets, Entry(handler, frozen, reads)))
+        _HANDLERS.update(dict.fromkeys(packets, Registered(handler, frozen, reads)))
         return handler
 
     return register
 
 
-def is_first_of(packet: Any) -> Callable[[Inside], Inside]:
-    """Enter an operation that hands out the first of another's results: that one is recorded, and no time is lost."""
-
-    def register(inside: Inside) -> Inside:
-        _INSIDE[packet] = inside
-        return inside
-
-    return register
+def is_first_of(packet: Any, func: Any) -> None:
+    """`packet` hands out the first result of `func`: that one is recorded, which saves taking the other apart."""
+    _FIRST_OF[packet] = func
 
 
 def always_frozen(*packets: Any) -> None:
     """The results of these operations of `torch.ops.aten` are coefficients, whatever the rules."""
-    _TABLE.update(dict.fromkeys(packets, Entry(unknown, lambda rules: True)))
+    _HANDLERS.update(dict.fromkeys(packets, Registered(no_rule, lambda rules: True)))
 
 
-def entry_of(packet: Any) -> Entry | None:
-    return _TABLE.get(packet)
+def registered() -> dict[Any, Registered]:
+    """Every operation with a handler: `torch.ops.aten` packet by packet."""
+    return dict(_HANDLERS)
 
 
 def info_of(func: Any) -> OpInfo:
     """What is known of an operation. Found by identity: torch hashes operations in Python, which is slow."""
-    kind = _INFOS.get(id(func))
-    if kind is None:
-        packet = func.overloadpacket
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        kind = OpInfo(func, _TABLE.get(packet), _INSIDE.get(packet), func._schema.is_mutable, composite)
-        _INFOS[id(func)] = kind
-    return kind
+    info = _INFOS.get(id(func))
+    if info is None:
+        packet, parameters = func.overloadpacket, _torch.parameters(func)
+        info = _INFOS[id(func)] = OpInfo(
+            func,
+            _HANDLERS.get(packet),
+            _FIRST_OF.get(packet),
+            is_mutable=_torch.is_mutable(func),
+            is_composite=_torch.is_composite(func),
+            names=tuple(parameter.name for parameter in parameters),
+            defaults={
+                parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()
+            },
+        )
+    return info
 
 
-def unknown(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out: Any) -> None:
-    """No rule: everything that comes out is poisoned, and the operation is named."""
-    for value in out if isinstance(out, (tuple, list)) else [out]:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            rec.refuse(value, f"there is no rule for the operation {func.overloadpacket}")
+def no_rule(recorder: object, out: object, **arguments: object) -> None:
+    """The handler of operations that have none."""
+    raise Unfollowable

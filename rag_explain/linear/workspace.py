@@ -6,9 +6,11 @@ import math
 
 from torch import Tensor
 
+from rag_explain.linear.identity import storage_of
+
 
 class Workspace:
-    """Memory for tangents, used again and again in one push: buffers by size, taken and given back."""
+    """Buffers by size, which are taken and given back again and again during one push."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[Tensor]] = {}
@@ -24,6 +26,6 @@ class Workspace:
 
     def give(self, tangent: Tensor) -> None:
         """The tangent is dead: its memory can be used again if it came from here."""
-        buffer = self._lent.pop(tangent.untyped_storage().data_ptr(), None)
+        buffer = self._lent.pop(storage_of(tangent), None)
         if buffer is not None:
             self._free.setdefault(buffer.numel(), []).append(buffer)

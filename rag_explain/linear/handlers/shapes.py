@@ -2,193 +2,160 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rag_explain.linear import operations as ops
-from rag_explain.linear.recorder import Node, Recorder
-from rag_explain.linear.registry import handles, unknown
+from rag_explain.linear.operations import Scale
+from rag_explain.linear.rearrangements import Concatenate, Expand, Gather, Permute, Rearrange, Slice, View
+from rag_explain.linear.recorder import Recorder
+from rag_explain.linear.registry import Unfollowable, always_frozen, handles, no_rule
 
 aten = torch.ops.aten
 
+# In evaluation dropout hands on what it was given, which makes it no step; in training its result is chance.
+handles(aten.dropout)(no_rule)
 
-def emit_unary(rec: Recorder, source: Any, out: Tensor, kind: type[ops.Operation], **settings: Any) -> None:
-    """`out` is one linear operation on `source`."""
-    node = rec.nodes[id(source)]
-    slot = rec.resolve(node)
-    if slot is None:
-        rec.refuse(out, node.poison or "", is_statistic=node.is_statistic)
-    else:
-        rec.bind(out, Node(out, rec.emit(kind, slot, like=out, **settings), is_statistic=node.is_statistic))
+# Choices and shapes: frozen like everything else that decides without being summed.
+always_frozen(
+    aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan, aten.isinf, aten.argmax, aten.argmin,
+    aten.argsort, aten.zeros_like, aten.ones_like, aten.empty_like, aten.full_like, aten.new_zeros, aten.new_ones,
+    aten.new_empty, aten.new_full, aten.any, aten.all, aten.sym_size,
+)  # fmt: skip
 
 
-@handles(aten.clone, aten.detach, aten.alias, aten._to_copy, aten.contiguous, aten.lift_fresh)
-def same(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+@handles(aten.clone, aten.detach, aten.alias, aten._to_copy, aten.contiguous)
+def copy(rec: Recorder, out: Tensor, self: Tensor, **_: Any) -> None:
     """A copy, perhaps in another precision: the tangent stays as it is."""
-    rec.alias(out, args[0])
-
-
-@handles(aten.dropout)
-def dropout(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """In evaluation it hands on what it was given, and is no step; what is left is chance."""
-    unknown(rec, func, args, kwargs, out)
+    rec.alias(out, self)
 
 
 @handles(aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.flatten, aten.unflatten)
-def reshape(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    emit_unary(rec, args[0], out, ops.View, in_shape=tuple(args[0].shape))
+def view(rec: Recorder, out: Tensor, self: Tensor, **_: Any) -> None:
+    rec.emit_unary(self, out, View, in_shape=tuple(self.shape))
 
 
-@handles(aten.t, aten.transpose, aten.permute)
-def permute(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    ndim = args[0].ndim
-    if func.overloadpacket is aten.permute:
-        dims = [d % ndim for d in args[1]]
-    else:
-        dims = list(range(ndim))
-        a, b = (args[1], args[2]) if func.overloadpacket is aten.transpose else (0, -1)
-        dims[a], dims[b] = dims[b], dims[a]
-    emit_unary(rec, args[0], out, ops.Permute, dims=tuple(dims))
+@handles(aten.permute)
+def permute(rec: Recorder, out: Tensor, self: Tensor, dims: Sequence[int]) -> None:
+    rec.emit_unary(self, out, Permute, dims=tuple(dim % self.ndim for dim in dims))
+
+
+@handles(aten.transpose)
+def transpose(rec: Recorder, out: Tensor, self: Tensor, dim0: int, dim1: int) -> None:
+    dims = list(range(self.ndim))
+    dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+    permute(rec, out, self, dims)
+
+
+@handles(aten.t)
+def t(rec: Recorder, out: Tensor, self: Tensor) -> None:
+    permute(rec, out, self, range(self.ndim)[::-1])
 
 
 @handles(aten.expand)
-def expand(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    emit_unary(rec, args[0], out, ops.Expand, in_shape=tuple(args[0].shape))
-
-
-def _slice(rec: Recorder, source: Tensor, out: Tensor, dim: int, start: int, stop: int, step: int = 1) -> None:
-    in_shape = tuple(source.shape)
-    emit_unary(
-        rec,
-        source,
-        out,
-        ops.Slice,
-        in_shape=in_shape,
-        dim=dim % source.ndim,
-        start=start,
-        stop=stop,
-        step=step,
-    )
+def expand(rec: Recorder, out: Tensor, self: Tensor, **_: Any) -> None:
+    rec.emit_unary(self, out, Expand, in_shape=tuple(self.shape))
 
 
 @handles(aten.slice)
-def slice_(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    given: list[Any] = list(args)
-    source, dim, start, stop, step = given + [0, None, None, 1][len(args) - 1 :]
-    begin, end, _ = slice(start, stop).indices(source.shape[dim])
-    _slice(rec, source, out, dim, begin, end, step)
+def slice_(
+    rec: Recorder, out: Tensor, self: Tensor, dim: int, start: int | None, end: int | None, step: int = 1
+) -> None:
+    dim %= self.ndim
+    start, stop, _ = slice(start, end).indices(self.shape[dim])
+    rec.emit_unary(self, out, Slice, in_shape=tuple(self.shape), dim=dim, start=start, stop=stop, step=step)
 
 
 @handles(aten.select)
-def select(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    source, dim, index = args
-    index %= source.shape[dim]
-    kept = source.narrow(dim, index, 1)
-    _slice(rec, source, kept, dim, index, index + 1)
-    emit_unary(rec, kept, out, ops.View, in_shape=tuple(kept.shape))
+def select(rec: Recorder, out: Tensor, self: Tensor, dim: int, index: int) -> None:
+    index %= self.shape[dim]
+    kept = self.narrow(dim, index, 1)
+    slice_(rec, kept, self, dim, index, index + 1)
+    view(rec, out, kept)
 
 
 @handles(aten.unbind)
-def unbind(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    dim = args[1] if len(args) > 1 else 0
+def unbind(rec: Recorder, out: Sequence[Tensor], self: Tensor, dim: int) -> None:
     for index, piece in enumerate(out):
-        select(rec, func, (args[0], dim, index), {}, piece)
+        select(rec, piece, self, dim, index)
 
 
 @handles(aten.split, aten.split_with_sizes, aten.chunk)
-def split(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+def split(rec: Recorder, out: Sequence[Tensor], self: Tensor, dim: int, **_: Any) -> None:
     start = 0
     for piece in out:
-        _slice(rec, args[0], piece, dim, start, start + piece.shape[dim])
+        slice_(rec, piece, self, dim, start, start + piece.shape[dim])
         start += piece.shape[dim]
 
 
 @handles(aten.gather)
-def gather(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    source, dim, index = args[:3]
-    emit_unary(rec, source, out, ops.Gather, in_shape=tuple(source.shape), dim=dim % source.ndim, index=index)
+def gather(rec: Recorder, out: Tensor, self: Tensor, dim: int, index: Tensor, **_: Any) -> None:
+    rec.emit_unary(self, out, Gather, in_shape=tuple(self.shape), dim=dim % self.ndim, index=index)
 
 
 @handles(aten.max)
-def maximum(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    """max over one axis with a frozen argmax."""
-    if func is not aten.max.dim:
-        unknown(rec, func, args, kwargs, out)
-        return
-    (values, indices), source = out, args[0]
-    dim = args[1] % source.ndim
-    index = indices if indices.ndim == source.ndim else indices.unsqueeze(dim)
-    kept = values if values.ndim == source.ndim else values.unsqueeze(dim)
-    emit_unary(rec, source, kept, ops.Gather, in_shape=tuple(source.shape), dim=dim, index=index)
-    if kept is not values:
-        emit_unary(rec, kept, values, ops.View, in_shape=tuple(kept.shape))
+def maximum(rec: Recorder, out: Any, self: Tensor, dim: int | None = None, keepdim: bool = False, **_: Any) -> None:
+    """The maximum over one axis, with a frozen argmax."""
+    if dim is None:
+        raise Unfollowable
+    largest, index = out
+    if keepdim:
+        gather(rec, largest, self, dim, index)
+    else:
+        kept = largest.unsqueeze(dim)
+        gather(rec, kept, self, dim, index.unsqueeze(dim))
+        view(rec, largest, kept)
 
 
-@handles(aten.cat, aten.stack)
-def concatenate(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    parts = list(args[0])
-    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.ndim
-    if func.overloadpacket is aten.stack:
-        lifted = [part.unsqueeze(dim) for part in parts]
-        for part, thick in zip(parts, lifted, strict=True):
-            if rec.find(part):
-                emit_unary(rec, part, thick, ops.View, in_shape=tuple(part.shape))
-        parts = lifted
-    parts = [part for part in parts if part.numel()]  # an empty cache of keys and values, say
+@handles(aten.cat)
+def cat(rec: Recorder, out: Tensor, tensors: Sequence[Tensor], dim: int) -> None:
+    dim %= out.ndim
+    parts = [part for part in tensors if part.numel()]  # an empty cache of keys and values has nothing to say
     nodes = [rec.find(part) for part in parts]
-    slots = [rec.resolve(node) if node else None for node in nodes]
-    for node, slot in zip(nodes, slots, strict=True):
-        if node and slot is None:
-            rec.refuse(out, node.poison or "")
-            return
+    slots = [rec.require(node) for node in nodes if node]
     sizes = tuple(part.shape[dim] if node else -part.shape[dim] for part, node in zip(parts, nodes, strict=True))
     constant = None
-    if any(size < 0 for size in sizes):
-        constant = torch.cat(
-            [torch.zeros_like(part) if node else part for part, node in zip(parts, nodes, strict=True)], dim
-        )
-    inputs = [slot for slot in slots if slot is not None]
-    rec.bind(out, Node(out, rec.emit(ops.Concatenate, *inputs, like=out, dim=dim, sizes=sizes, constant=constant)))
+    if not all(nodes):
+        own = [torch.zeros_like(part) if node else part for part, node in zip(parts, nodes, strict=True)]
+        constant = torch.cat(own, dim)
+    rec.bind(out, rec.emit(Concatenate, *slots, like=out, dim=dim, sizes=sizes, constant=constant))
 
 
-@handles(
-    aten.index,
-    aten.index_select,
-    aten.constant_pad_nd,
-    aten.repeat,
-    aten.roll,
-    aten.flip,
-)
-def rearrange(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    if func.overloadpacket is aten.constant_pad_nd and len(args) > 2 and args[2] != 0:
-        unknown(rec, func, args, kwargs, out)
-        return
-    # An index that the pass made is an inference tensor, which autograd, on the way back, would not take.
-    rest, options = _ordinary(args[1:]), {name: _ordinary(value) for name, value in kwargs.items()}
-    emit_unary(
-        rec,
-        args[0],
-        out,
-        ops.Rearrange,
-        in_shape=tuple(args[0].shape),
-        function=lambda x: func(x, *rest, **options),
-    )
+@handles(aten.stack)
+def stack(rec: Recorder, out: Tensor, tensors: Sequence[Tensor], dim: int) -> None:
+    dim %= out.ndim
+    parts = [part.unsqueeze(dim) for part in tensors]
+    for flat, part in zip(tensors, parts, strict=True):
+        if rec.find(flat):
+            view(rec, part, flat)
+    cat(rec, out, parts, dim)
+
+
+@handles(aten.index, aten.index_select, aten.repeat, aten.roll, aten.flip)
+def rearrange(rec: Recorder, out: Tensor, self: Tensor, **how: Any) -> None:
+    func, how = rec.func, {name: _ordinary(value) for name, value in how.items()}
+    rec.emit_unary(self, out, Rearrange, in_shape=tuple(self.shape), function=lambda x: func(x, **how))
+
+
+@handles(aten.constant_pad_nd)
+def constant_pad_nd(rec: Recorder, out: Tensor, self: Tensor, pad: Sequence[int], value: float) -> None:
+    if value != 0:
+        raise Unfollowable
+    rearrange(rec, out, self, pad=pad)
 
 
 def _ordinary(value: Any) -> Any:
+    """An index that the pass made is an inference tensor, which autograd would not take on the way back."""
     if isinstance(value, Tensor):
         return value.clone() if value.is_inference() else value
     return type(value)(map(_ordinary, value)) if isinstance(value, (list, tuple)) else value
 
 
 @handles(aten.masked_fill)
-def masked_fill(rec: Recorder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-    source, mask, fill = args
-    keep = (~mask).to(source.dtype)
-    value = float(fill)
+def masked_fill(rec: Recorder, out: Tensor, self: Tensor, mask: Tensor, value: Any) -> None:
+    keep, fill = (~mask).to(self.dtype), float(value)
     # An infinite fill only ever hides a position from a maximum: as a constant it is nothing.
-    constant = None if value == 0 or value in (float("inf"), float("-inf")) else mask.to(source.dtype) * value
-    emit_unary(rec, source, out, ops.Scale, in_shape=tuple(source.shape), factor=keep, constant=constant)
+    constant = None if fill in (0.0, float("inf"), float("-inf")) else mask.to(self.dtype) * fill
+    rec.emit_unary(self, out, Scale, in_shape=tuple(self.shape), factor=keep, constant=constant)
