@@ -83,31 +83,45 @@ class AffineMap:
         """How many tangents can travel at once when their values may take `max_bytes`."""
         return max(1, max_bytes // max(1, self._per_tangent))
 
-    def rows(self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def rows(
+        self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None, groups: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """What each token of each text contributes, (D, n, e), and what the biases do, (D, e): n + 1 tangents.
 
         Token t's tangent is its own hidden value at position t and zero elsewhere, for all texts at once (they do not
-        meet in the forward pass). `weights` (D, n, h) replaces the hidden values, for paths that do not start at 0.
-        """
-        if self.hidden.shape[1] + 1 > self.embedding.shape[-1]:  # more tokens than dimensions: the other way is shorter
-            return self.pull_rows(max_bytes, weights)
-        return self.push_rows(max_bytes, weights)
+        meet in the forward pass).
 
-    def pull_rows(self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        Args:
+            max_bytes: that tangents on their way may take.
+            weights: (D, n, h) replaces the hidden values, for paths that do not start at 0.
+            groups: (D, n) makes one row of all tokens with the same number, in 0..G-1, and none of those with -1. Rows
+                are then (D, G, e), the sums of the tokens' rows, at the cost of G + 1 tangents.
+        """
+        count = self.hidden.shape[1] if groups is None else _count(groups)
+        if count + 1 > self.embedding.shape[-1]:  # more rows than dimensions: the other way is shorter
+            return self.pull_rows(max_bytes, weights, groups)
+        return self.push_rows(max_bytes, weights, groups)
+
+    def pull_rows(
+        self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None, groups: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`rows`, one cotangent per dimension of the embedding."""
         texts, width = self.embedding.shape
         every = torch.eye(width, dtype=self.hidden.dtype, device=self.hidden.device)[:, None, :]
         relevance, rest = self.relevance(every.expand(-1, texts, -1), max_bytes, weights)
-        return relevance.permute(1, 2, 0), rest.transpose(0, 1)
+        rows = relevance.permute(1, 2, 0)
+        return rows if groups is None else _sum_groups(rows, groups), rest.transpose(0, 1)
 
-    def push_rows(self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """`rows`, one tangent per token and one for the biases, in chunks."""
+    def push_rows(
+        self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None, groups: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`rows`, one tangent per token or group and one for the biases, in chunks."""
         values = self.hidden if weights is None else weights
-        length = values.shape[1]
-        if self._prefix is None:
-            positions = torch.arange(length, device=values.device).expand(values.shape[:2])
-            return self._push_groups(max_bytes, values, positions, length)
-        return self._push_tokens(max_bytes, values, self._prefix)
+        if groups is None and self._prefix is not None:
+            return self._push_tokens(max_bytes, values, self._prefix)
+        if groups is None:
+            groups = torch.arange(values.shape[1], device=values.device).expand(values.shape[:2])
+        return self._push_groups(max_bytes, values, groups)
 
     def _push_tokens(self, max_bytes: int, values: Tensor, prefix: TokenLocalPrefix) -> tuple[Tensor, Tensor]:
         """One tangent per token; together up to where positions first mix."""
@@ -124,7 +138,7 @@ class AffineMap:
 
         return self._in_chunks(max_bytes, values.shape[1], push)
 
-    def _push_groups(self, max_bytes: int, values: Tensor, groups: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
+    def _push_groups(self, max_bytes: int, values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
         """One tangent per group of tokens: their values, and zero elsewhere. groups (D, n), -1 for tokens in none."""
 
         def push(start: int, stop: int, space: Workspace, bias: int | None) -> Tensor:
@@ -134,7 +148,7 @@ class AffineMap:
             part.run(self.operations)
             return part.live[self._output]
 
-        return self._in_chunks(max_bytes, n_groups, push)
+        return self._in_chunks(max_bytes, _count(groups), push)
 
     def _in_chunks(
         self, max_bytes: int, count: int, push: Callable[[int, int, Workspace, int | None], Tensor]
@@ -224,6 +238,17 @@ class _Push:
         others = self.live.values() if self._keep is None else (*self.live.values(), self._keep)
         taken = [storage_of(tangent) for tangent in (*dead, *others)]
         return [t for t, place in zip(dead, taken, strict=False) if taken.count(place) == 1 and 0 not in t.stride()]
+
+
+def _count(groups: Tensor) -> int:
+    return int(groups.max()) + 1
+
+
+def _sum_groups(rows: Tensor, groups: Tensor) -> Tensor:
+    """Rows (D, n, e) summed by group, (D, G, e)."""
+    count = _count(groups)
+    index = torch.where(groups < 0, count, groups).unsqueeze(-1).expand_as(rows)
+    return rows.new_zeros(len(rows), count + 1, rows.shape[-1]).scatter_add_(1, index, rows)[:, :count]
 
 
 def _needed(operations: Sequence[Operation], output: int) -> list[Operation]:
