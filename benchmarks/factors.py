@@ -30,7 +30,8 @@ from transformers import BertConfig, BertModel
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from rag_explain import Explainer, models
+from rag_explain import Explainer
+from rag_explain.encoder import loading as models
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
 from rag_explain.linear import LRP
@@ -217,17 +218,6 @@ def compare_untouched(case: Case) -> dict[str, Any]:
     return {"encode_with_explainer": taken["explained"] / taken["alone"]}
 
 
-def compare_precision(case: Case, tokens: int) -> dict[str, Any]:
-    """bfloat16 tangents against float32."""
-    batch = case.batch(DOCUMENT, tokens)
-    exact = freeze(case.encoder, batch, 0, LRP)[0]
-    rough = freeze(case.encoder, batch, 0, LRP).cast(torch.bfloat16)[0]
-    rows = exact.rows()[0]
-    error = float((rough.rows()[0].float() - rows).norm() / rows.norm())
-    taken = interleaved(5, exact=exact.rows, rough=rough.rows)
-    return {"speedup": taken["exact"] / taken["rough"], "error": error}
-
-
 def compare_batches(case: Case) -> dict[str, Any]:
     """Documents per second: one by one, padded to the longest, in buckets of like length."""
     words = DOCUMENT.split()
@@ -364,14 +354,13 @@ def table(results: dict[str, Any]) -> str:
         sizes = f"{case['query']['tokens']} x {case['document']['tokens']}"
         lines.append(f"| {name} | cold pair | {sizes} | {case['cold_pair']['ratio']:.1f} | | | |")
     if "warm_pair" in results:
-        warm, rough, many = results["warm_pair"], results["bfloat16"], results["batches"]
+        warm, many = results["warm_pair"], results["batches"]
         lines += [
             "",
             f"- Warm pair, new query of {warm['tokens']} tokens: {warm['new_query_encodes']:.1f} plain encodes of the "
             f"query; known query: {warm['known_query_encodes']:.2f}.",
             f"- Encoding with a model that is being explained: {results['untouched']['encode_with_explainer']:.2f} "
             "times as long as with one that is not.",
-            f"- bfloat16 tangents: {rough['speedup']:.2f} times as fast, rows off by {rough['error']:.2%}.",
             f"- {many['documents']} documents of 6 to 83 words, cold: in buckets "
             f"{many['bucketed_over_one_by_one']:.2f} times as fast as one by one, padded to the longest "
             f"{many['padded_over_one_by_one']:.2f} times.",
@@ -412,7 +401,6 @@ def main() -> int:
         return 0 if query["ratio"] >= 25 and document["ratio"] >= 3 else 1
     results["warm_pair"] = compare_warm_pair(first)
     results["untouched"] = compare_untouched(first)
-    results["bfloat16"] = compare_precision(first, 105)
     results["batches"] = compare_batches(first)
     results["growth"] = growth(first, (8, 16, 32, 64, 128, 256, 512))
     results["growth_of_model"] = growth_of_model((128, 256, 384, 512, 768), (2, 4, 8, 12))

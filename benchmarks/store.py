@@ -30,7 +30,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rag_explain import Explainer, Explanation, models
+from rag_explain import Explainer, Explanation
+from rag_explain.encoder import loading as models
 from rag_explain.factors import Factors
 from rag_explain.pairing import Placed, multiply
 from rag_explain.planner import DocumentPlanner, SkiRental

@@ -7,50 +7,44 @@ value had in the forward pass; shapes below leave B out where it only travels al
 
 `constant` is what the operation adds that comes from no input (a bias): value_out = push(value_in) + constant.
 
-`run` is `push` for production: it may write into a tangent that nobody needs any more and takes its memory from a
-workspace, because on a CPU fresh memory for a large tangent costs as much as the arithmetic on it.
+`run` is `push` for production: it may write into a tangent that is not read again and takes its memory from a
+workspace. `token_axis` and `pooled` are what the passes in `fusion` need to know of an operation; one that does not say
+is left as it is by them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rag_explain.linear import packed
+from rag_explain.linear.workspace import Workspace
 
 Shape = tuple[int, ...]
 
 
-class Workspace:
-    """Memory for tangents, used again and again in one push: buffers by size, taken and given back.
+@dataclass(frozen=True)
+class TokenAxis:
+    """Where the tokens of a value are: axis `index` has one entry per position, or, merged, per text and position."""
 
-    `ordered` allows dense layers to use ordered copies of their weights (`packed`): whoever does so checks the result.
-    """
+    index: int
+    texts: int
+    length: int
+    is_merged: bool = False
 
-    def __init__(self, *, ordered: bool = False) -> None:
-        self.ordered = ordered
-        self.used_ordered = False
-        self._free: dict[int, list[Tensor]] = {}
-        self._lent: dict[int, Tensor] = {}
 
-    def take(self, like: Tensor, *shape: int) -> Tensor:
-        """Uninitialised memory of this shape."""
-        size = math.prod(shape)
-        stock = self._free.get(size)
-        buffer = stock.pop() if stock else like.new_empty(size)
-        self._lent[buffer.data_ptr()] = buffer
-        return buffer.view(shape)
+class Pooling(Protocol):
+    """What `Operation.pooled` writes down, and with what."""
 
-    def give(self, tangent: Tensor) -> None:
-        """The tangent is dead: its memory can be used again if it came from here."""
-        buffer = self._lent.pop(tangent.untyped_storage().data_ptr(), None)
-        if buffer is not None:
-            self._free.setdefault(buffer.numel(), []).append(buffer)
+    def pooled(self, slot: int, weights: Tensor, shape: Shape) -> int:
+        """The slot of sum_i weights[:, i] * x[:, i], (D, k), for the value x of this shape in `slot`."""
+
+    def emit(self, kind: type[Operation], *inputs: int, width: int, **settings: Any) -> int:
+        """Write down one operation whose output is (D, width); returns its slot."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -71,81 +65,25 @@ class Operation:
         raise NotImplementedError
 
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
-        """`push`, where `spent[i]` says that nobody reads input i's memory afterwards."""
+        """`push`, where `spent[i]` says that input i's memory is not read afterwards."""
         return self.push(*tangents)
+
+    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
+        """Where the tokens are in the output, given where they are in the inputs; None where positions may mix."""
+        return None
+
+    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+        """Write down the pooled output, sum_i weights[:, i] * out[:, i], in terms of pooled inputs; returns its slot.
+
+        None where that is not the same. weights (D, n); the output is (D, n, k), or (D * n, k).
+        """
+        return None
 
     def cast(self, dtype: torch.dtype) -> None:
         """Coefficients in the precision of the tangents: some encoders compute a part of them in another one."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and value.dtype != dtype and value.is_floating_point():
                 setattr(self, name, value.to(dtype))
-
-
-@dataclass(eq=False, kw_only=True)
-class View(Operation):
-    """A reshape: (in_shape) -> (shape)."""
-
-    in_shape: Shape
-
-    def push(self, *tangents: Tensor) -> Tensor:
-        (t,) = tangents
-        return t.reshape(t.shape[0], *self.shape)
-
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (cotangent.reshape(cotangent.shape[0], *self.in_shape),)
-
-
-@dataclass(eq=False, kw_only=True)
-class Permute(Operation):
-    """Axes in another order: transpose, t, permute."""
-
-    dims: Shape
-
-    def __post_init__(self) -> None:
-        self._forth = (0, *(d + 1 for d in self.dims))
-        self._back = tuple(sorted(range(len(self._forth)), key=self._forth.__getitem__))
-
-    def push(self, *tangents: Tensor) -> Tensor:
-        return tangents[0].permute(self._forth)
-
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (cotangent.permute(self._back),)
-
-
-@dataclass(eq=False, kw_only=True)
-class Expand(Operation):
-    """Broadcast of (in_shape) to (shape)."""
-
-    in_shape: Shape
-
-    def push(self, *tangents: Tensor) -> Tensor:
-        (t,) = tangents
-        return lift(t, len(self.shape)).expand(t.shape[0], *self.shape)
-
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (sum_to(cotangent, self.in_shape),)
-
-
-@dataclass(eq=False, kw_only=True)
-class Slice(Operation):
-    """`x[..., start:stop:step, ...]` along one axis."""
-
-    in_shape: Shape
-    dim: int
-    start: int
-    stop: int
-    step: int = 1
-
-    def __post_init__(self) -> None:
-        self._index = (slice(None),) * (self.dim + 1) + (slice(self.start, self.stop, self.step),)
-
-    def push(self, *tangents: Tensor) -> Tensor:
-        return tangents[0][self._index]
-
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        whole = cotangent.new_zeros(cotangent.shape[0], *self.in_shape)
-        whole[self._index] = cotangent
-        return (whole,)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -166,39 +104,51 @@ class Scale(Operation):
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (sum_to(cotangent * self.factor, self.in_shape),)
 
+    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
+        return axes[0] if self.in_shape == self.shape else None
+
+    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+        if self.in_shape != self.shape or self.shape[:-1] != weights.shape:
+            return None
+        source, width = self.inputs[0], self.shape[-1]
+        factor = self.factor.reshape((1,) * (3 - self.factor.ndim) + tuple(self.factor.shape))
+        if factor.shape[2] == 1 and self.constant is None:  # by position: part of the weights
+            return pooling.pooled(source, weights * factor[..., 0], self.shape)
+        if factor.shape[:2] != (1, 1):
+            return None
+        inner = pooling.pooled(source, weights, self.shape)
+        constant = pooled_constant(self.constant, weights, width)
+        in_shape = (len(weights), width)
+        return pooling.emit(Scale, inner, width=width, in_shape=in_shape, factor=factor[0], constant=constant)
+
 
 @dataclass(eq=False, kw_only=True)
 class Linear(Operation):
-    """x (m, k) -> x @ weight (k, o): mm and addmm, which is every dense layer.
-
-    `parameter` (o, k) is the model's own tensor that `weight` is the transpose of, where there is one.
-    """
+    """x (m, k) -> x @ weight (k, o): mm and addmm, which is every dense layer."""
 
     weight: Tensor
-    parameter: nn.Parameter | None = None
 
     def push(self, *tangents: Tensor) -> Tensor:
         return tangents[0] @ self.weight
 
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
         (t,) = tangents
-        rows = t.reshape(-1, t.shape[-1])
-        if space.ordered and self.parameter is not None:
-            quick = packed.product(rows, self.parameter)
-            if quick is not None:
-                space.used_ordered = True
-                return quick.view(t.shape[0], *self.shape)
         out = space.take(t, t.shape[0], *self.shape)
-        torch.mm(rows, self.weight, out=out.view(-1, self.shape[-1]))
+        torch.mm(t.reshape(-1, t.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
         return out
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent @ self.weight.mT,)
 
-    def cast(self, dtype: torch.dtype) -> None:
-        if self.parameter is not None and self.parameter.dtype != dtype:
-            self.parameter = None
-        super().cast(dtype)
+    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
+        return None if axes[0].index == len(self.shape) - 1 else axes[0]
+
+    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+        inner_width, width = self.weight.shape
+        in_shape = (*self.shape[:-1], inner_width)
+        inner = pooling.emit(Pool, self.inputs[0], width=inner_width, in_shape=in_shape, weights=weights)
+        constant = pooled_constant(self.constant, weights, width)
+        return pooling.emit(Linear, inner, width=width, weight=self.weight, constant=constant)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -264,6 +214,19 @@ class Sum(Operation):
             for sign, shape in zip(self.signs, self.in_shapes, strict=True)
         )
 
+    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
+        is_alike = all(shape == self.shape for shape in self.in_shapes) and all(axis == axes[0] for axis in axes)
+        return axes[0] if is_alike else None
+
+    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+        if self.shape[:-1] != weights.shape or any(shape != self.shape for shape in self.in_shapes):
+            return None
+        inner = [pooling.pooled(part, weights, self.shape) for part in self.inputs]
+        width = self.shape[-1]
+        constant = pooled_constant(self.constant, weights, width)
+        in_shapes = ((len(weights), width),) * len(inner)
+        return pooling.emit(Sum, *inner, width=width, in_shapes=in_shapes, signs=self.signs, constant=constant)
+
 
 @dataclass(eq=False, kw_only=True)
 class Reduce(Operation):
@@ -324,6 +287,18 @@ class Center(Operation):
         c = cotangent * self.factor
         return (c.sub_(c.mean(dim=-1, keepdim=True)),)
 
+    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
+        return None if axes[0].index == len(self.shape) - 1 else axes[0]
+
+    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+        if self.shape[:-1] != weights.shape:
+            return None
+        inner = pooling.pooled(self.inputs[0], weights * self.inverse[..., 0], self.shape)
+        width = self.shape[-1]
+        constant = pooled_constant(self.constant, weights, width)
+        one = torch.ones_like(weights[:, :1])
+        return pooling.emit(Center, inner, width=width, inverse=one, weight=self.weight, constant=constant)
+
 
 @dataclass(eq=False, kw_only=True)
 class CenterProject(Operation):
@@ -358,65 +333,6 @@ class SoftmaxJacobian(Operation):
         return (self.push(cotangent),)
 
 
-@dataclass(eq=False, kw_only=True)
-class Gather(Operation):
-    """`x.gather(dim, index)` with a frozen index: CLS and last-token pooling, and max pooling by its argmax."""
-
-    in_shape: Shape
-    dim: int
-    index: Tensor
-
-    def push(self, *tangents: Tensor) -> Tensor:
-        (t,) = tangents
-        return t.gather(self.dim + 1, self.index.expand(t.shape[0], *self.index.shape))
-
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        whole = cotangent.new_zeros(cotangent.shape[0], *self.in_shape)
-        index = self.index.expand(cotangent.shape[0], *self.index.shape)
-        return (whole.scatter_add_(self.dim + 1, index, cotangent),)
-
-
-@dataclass(eq=False, kw_only=True)
-class Concatenate(Operation):
-    """Inputs side by side along one axis; `sizes[i] < 0` marks a constant block, whose values are in `constant`."""
-
-    dim: int
-    sizes: tuple[int, ...]
-
-    def push(self, *tangents: Tensor) -> Tensor:
-        batch = tangents[0].shape[0]
-        given = iter(tangents)
-        blocks = []
-        for size in self.sizes:
-            if size >= 0:
-                blocks.append(next(given))
-            else:
-                shape = (*self.shape[: self.dim], -size, *self.shape[self.dim + 1 :])
-                blocks.append(tangents[0].new_zeros(batch, *shape))
-        return torch.cat(blocks, dim=self.dim + 1)
-
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        blocks = cotangent.split([abs(size) for size in self.sizes], dim=self.dim + 1)
-        return tuple(block for block, size in zip(blocks, self.sizes, strict=True) if size >= 0)
-
-
-@dataclass(eq=False, kw_only=True)
-class Rearrange(Operation):
-    """Any operation that only picks, repeats or pads elements; its transpose comes from reverse-mode autograd."""
-
-    in_shape: Shape
-    function: Callable[[Tensor], Tensor]
-
-    def push(self, *tangents: Tensor) -> Tensor:
-        return torch.vmap(self.function)(tangents[0])
-
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            x = cotangent.new_zeros(cotangent.shape[0], *self.in_shape, requires_grad=True)
-            (result,) = torch.autograd.grad(torch.vmap(self.function)(x), x, cotangent)
-        return (result,)
-
-
 def lift(t: Tensor, ndim: int) -> Tensor:
     """`t` (B, *shape) with axes of size 1 put behind B, so that shape has `ndim` axes and broadcasts to the right."""
     missing = ndim + 1 - t.ndim
@@ -435,6 +351,12 @@ def sum_to(t: Tensor, shape: Sequence[int]) -> Tensor:
     return t.reshape(t.shape[0], *shape)
 
 
-def count(shape: Sequence[int]) -> int:
-    """The number of elements of a value of this shape."""
-    return math.prod(shape)
+def pooled_constant(constant: Tensor | None, weights: Tensor, width: int) -> Tensor | None:
+    """What a constant of (D, n, k), or one that is broadcast to it, adds up to over the positions: (D, k)."""
+    if constant is None:
+        return None
+    if constant.ndim <= 1:
+        return weights.sum(dim=1, keepdim=True) * constant
+    shape = (*weights.shape, width)
+    whole = constant.reshape(shape) if constant.numel() == math.prod(shape) else constant.expand(shape)
+    return (weights.unsqueeze(-1) * whole).sum(dim=1)

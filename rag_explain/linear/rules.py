@@ -31,11 +31,6 @@ class Rules:
     gate: Literal["signal", "half", "product"]
     matrices: Literal["refused", "half", "product"]
 
-    @property
-    def conserves(self) -> bool:
-        """Whether a frozen encoder gives its own embedding back: rows and rest sum to it. Derivatives do not."""
-        return self.norm == "frozen" and self.activation == "ratio"
-
 
 LRP = Rules("lrp", "frozen", "ratio", "frozen", "signal", "refused")
 ATTN_LRP = Rules("attnlrp", "taylor", "ratio", "frozen", "half", "half")

@@ -6,7 +6,7 @@ are thread-local in torch: nothing is patched, no class is changed, another thre
 leaving the `with` leaves nothing behind, whether by return or by exception.
 
 A tape runs in torch's inference mode, as `encode` does. Without autograd above it, the tape sees a dense layer or an
-attention as one operation, and takes apart only those that the table does not know whole.
+attention as one operation, and takes apart only those that the registry does not know whole.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rag_explain.errors import UnsupportedOperation
+from rag_explain.linear import _torch
+from rag_explain.linear._torch import Arguments
+from rag_explain.linear.identity import IdentityMap, storage_of
+from rag_explain.linear.registry import OpInfo, info_of
 from rag_explain.linear.rules import Rules
-from rag_explain.linear.table import Arguments, Handler, entry_of, kind_of, unknown
 
 
 @dataclass(eq=False, slots=True)
 class Step:
     """One operation: out = func(*args, **kwargs), which depends on the hidden state through `reads`."""
 
-    handler: Handler
-    func: Any
+    info: OpInfo
     args: Arguments
     kwargs: dict[str, Any]
     out: Any
@@ -43,16 +44,18 @@ class Tape:
 
     Args:
         rules: decide what is a coefficient and need not be followed.
-        known: values that are followed from the start, by `id`.
+        known: values that are followed from the start.
+        where: the module that runs, for error messages.
     """
 
-    def __init__(self, rules: Rules, known: Iterable[int] = (), where: str = "") -> None:
+    def __init__(self, rules: Rules, known: Iterable[Tensor] = (), where: str = "") -> None:
         self.rules = rules
         self.where = where
         self.steps: list[Step] = []
         self.marked: Tensor | None = None
-        # By id: steps keep their tensors alive, so that an id is never used twice.
-        self._known = set(known)
+        self._known: IdentityMap[None] = IdentityMap()
+        for tensor in known:
+            self._known[tensor] = None
         self._modes: list[Any] = []
 
     def __enter__(self) -> Tape:
@@ -72,75 +75,92 @@ class Tape:
     def mark(self, hidden: Tensor) -> None:
         """Everything that depends on `hidden` is written down from here on."""
         self.marked = hidden
-        self._known.add(id(hidden))
+        self._known[hidden] = None
 
     def followed(self, arguments: Iterable[Any]) -> list[Tensor]:
         """Those arguments of an operation that are followed; lists of tensors are looked into."""
         known = self._known
         found = []
-        if known:  # nothing before the hidden state was marked
-            for value in arguments:
-                if id(value) in known:
+        for value in arguments:
+            if isinstance(value, Tensor):
+                if value in known:
                     found.append(value)
-                elif isinstance(value, (list, tuple)):
-                    found += self.followed(value)
+            elif isinstance(value, (list, tuple)):
+                found += self.followed(value)
         return found
-
-    def write(self, step: Step) -> None:
-        self.steps.append(step)
-        if isinstance(step.out, Tensor):  # nearly always, and this is the inner loop of recording
-            self._known.add(id(step.out))
-        else:
-            self._known.update(map(id, values((step.out,))))
 
     def needed(self, output: Tensor) -> list[Step]:
         """The steps that `output` depends on: under frozen attention, queries and keys fall away here."""
-        wanted = {id(output)}
+        wanted: IdentityMap[None] = IdentityMap()
+        wanted[output] = None
         kept = []
         for step in reversed(self.steps):
-            out = step.out
-            if id(out) in wanted or (
-                not isinstance(out, Tensor) and any(id(value) in wanted for value in values((out,)))
-            ):
+            if any(value in wanted for value in values((step.out,))):
                 kept.append(step)
-                wanted.update(map(id, step.reads))
+                for value in step.reads:
+                    wanted[value] = None
         return kept[::-1]
 
-    def overwrite(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-        """`x.op_(...)` is `x = x.op(...)`, unless other values share x's memory: then no telling what changed."""
-        target = args[0]
+    # ------------------------------------------------------------------ for the mode: one operation each
+
+    def record(self, info: OpInfo, args: Arguments, kwargs: dict[str, Any], reads: Sequence[Tensor]) -> Any:
+        """Run an operation that reads followed values, and write it down unless its result is a coefficient."""
+        out = info.func(*args, **kwargs)
+        if any(out is value for value in args):  # nothing to convert, to copy or to drop out
+            return out
+        registered = info.registered
+        if registered is not None:
+            if registered.is_frozen(self.rules):
+                return out
+            if registered.reads is not None:
+                given = info.bind(args, kwargs)
+                reads = self.followed(given[name] for name in registered.reads(self.rules))
+        if reads:
+            self._write(Step(info, args, kwargs, out, reads, self.where))
+        return out
+
+    def overwrite(self, info: OpInfo, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        """`x.op_(...)` is `x = x.op(...)`. Refused where another value shares x's memory: that one changes too."""
+        target, func = args[0], info.func
         name = str(func.overloadpacket).removeprefix("aten.")
-        plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
-        entry, same = entry_of(plain), getattr(plain, func._overloadname, None)
-        known = isinstance(target, Tensor) and id(target) in self._known and name.endswith("_")
-        if not known or entry is None or same is None or self._shares(target, (*args[1:], *kwargs.values())):
+        same = _torch.overload(getattr(torch.ops.aten, name.removesuffix("_"), None), func)
+        is_known = isinstance(target, Tensor) and target in self._known and name.endswith("_")
+        if not is_known or same is None or info_of(same).registered is None:
+            raise _unfollowed(func)
+        if self._shares(target, (*args[1:], *kwargs.values())):
             raise _unfollowed(func)
         before = target.clone()
-        self._known.add(id(before))
+        self._known[before] = None
         self.marked = before if self.marked is target else self.marked
         self._swap(target, before)
         func(*args, **kwargs)
         args, kwargs = _swapped(args, target, before), _swapped(kwargs, target, before)
-        reads = self.followed((*args, *kwargs.values()))
-        self.write(Step(entry.handler, same, args, kwargs, target, reads, self.where))
+        self._write(Step(info_of(same), args, kwargs, target, self.followed((*args, *kwargs.values())), self.where))
         return target
 
-    def keep(self, func: Any, args: Arguments, kwargs: dict[str, Any]) -> None:
+    def keep(self, info: OpInfo, args: Arguments, kwargs: dict[str, Any]) -> None:
         """A constant is about to be overwritten: the steps that were taken keep it as it was."""
-        specs = func._schema.arguments
-        given = (*args, *(kwargs.get(spec.name) for spec in specs[len(args) :]))
-        is_written = [spec.alias_info is not None and spec.alias_info.is_write for spec in specs]
-        written = values(value for value, is_it in zip(given, is_written, strict=True) if is_it)
-        places = {_memory(value) for value in written}
-        for value in {id(value): value for value in self._values() if _memory(value) in places}.values():
-            if id(value) in self._known:
-                raise _unfollowed(func)
+        given = info.bind(args, kwargs)
+        written = (given.get(one.name) for one in _torch.parameters(info.func) if _torch.is_written(one))
+        places = {storage_of(value) for value in values(written)}
+        changed: IdentityMap[None] = IdentityMap()
+        for value in self._values():
+            if storage_of(value) in places:
+                changed[value] = None
+        for value in changed:
+            if value in self._known:
+                raise _unfollowed(info.func)
             self._swap(value, value.clone())
+
+    def _write(self, step: Step) -> None:
+        self.steps.append(step)
+        for value in values((step.out,)):
+            self._known[value] = None
 
     def _shares(self, target: Tensor, arguments: Arguments) -> bool:
         """Whether another value, of a step or among the arguments, lies in the target's memory."""
         others = (*self._values(), *values(arguments))
-        return any(value is not target and _memory(value) == _memory(target) for value in others)
+        return any(value is not target and storage_of(value) == storage_of(target) for value in others)
 
     def _values(self) -> Iterator[Tensor]:
         for step in self.steps:
@@ -153,47 +173,30 @@ class Tape:
             )
 
 
-class _Operations(TorchDispatchMode):
-    """Sees every tensor operation of this thread."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the twin is never compiled, and torch's guard costs as much as looking an operation up
+class _Operations(_torch.DispatchMode):
+    """Shows every tensor operation of this thread to a tape."""
 
     def __init__(self, tape: Tape) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
+        super().__init__()
         self.tape = tape
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tape = self.tape
-        kwargs = kwargs or {}
-        reads = tape.followed((*args, *kwargs.values()) if kwargs else args)
+        tape, kwargs, info = self.tape, kwargs or {}, info_of(func)
+        reads = tape.followed((*args, *kwargs.values()))
         if not reads:
-            if tape.steps and kind_of(func).is_mutable:
-                tape.keep(func, args, kwargs)
+            if info.is_mutable and tape.steps:
+                tape.keep(info, args, kwargs)
             return func(*args, **kwargs)
-        kind = kind_of(func)
-        if kind.inside is not None:
-            func, args = kind.inside(*args, **kwargs)
-            return self.__torch_dispatch__(func, types, args)[0]
-        if kind.is_composite and (kind.entry is None or kind.is_mutable):
+        if info.first_of is not None:
+            given = info.bind(args, kwargs)
+            inner = tuple(given[name] for name in info_of(info.first_of).names)
+            return self.__torch_dispatch__(info.first_of, types, inner)[0]
+        if info.is_composite and (info.registered is None or info.is_mutable):
             with self:
-                return func.decompose(*args, **kwargs)
-        if kind.is_mutable:
-            return tape.overwrite(func, args, kwargs)
-        out = func(*args, **kwargs)
-        if any(out is value for value in args):  # nothing to convert, to copy or to drop out
-            return out
-        entry = kind.entry
-        if entry is None:
-            tape.write(Step(unknown, func, args, kwargs, out, reads, tape.where))
-        elif not entry.is_frozen(tape.rules):
-            if entry.reads is not None:
-                reads = tape.followed(entry.reads(tape.rules, args))
-                if not reads:
-                    return out
-            tape.write(Step(entry.handler, func, args, kwargs, out, reads, tape.where))
-        return out
+                return _torch.decompose(func, args, kwargs)
+        if info.is_mutable:
+            return tape.overwrite(info, args, kwargs)
+        return tape.record(info, args, kwargs, reads)
 
 
 def values(arguments: Iterable[Any]) -> Iterator[Tensor]:
@@ -221,7 +224,3 @@ def _unfollowed(func: Any) -> UnsupportedOperation:
         f"the encoder writes into a tensor with {func.overloadpacket}, which cannot be followed: "
         "use an encoder implementation without in-place operations"
     )
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -106,7 +106,7 @@ def test_chunks_of_tangents_change_nothing(encoder, monkeypatch):
     rows, rest = frozen.push_rows()
     assert frozen.chunk(1) == 1
     for size in (1, 2, 5, frozen.hidden.shape[1]):  # the last leaves a chunk to the biases alone, as does the first
-        monkeypatch.setattr(frozen, "chunk", lambda budget, size=size: size)
+        monkeypatch.setattr(frozen, "chunk", lambda max_bytes, size=size: size)
         for chunked, chunked_rest in (frozen.push_rows(), frozen.pull_rows()):
             assert torch.allclose(rows, chunked, atol=1e-10)
             assert torch.allclose(rest, chunked_rest, atol=1e-10)

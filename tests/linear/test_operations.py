@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from rag_explain.linear import operations as ops
-from rag_explain.linear.affine import AffineMap
-from rag_explain.linear.heads import MixHeads, join_heads
+from rag_explain.linear import rearrangements as moves
+from rag_explain.linear.affine_map import AffineMap
+from rag_explain.linear.fusion.heads import MixHeads, join_heads
+from rag_explain.linear.workspace import Workspace
 
 F = torch.float64
 
@@ -26,10 +28,10 @@ def _dense(*shape):
 
 
 CASES = [
-    _case(ops.View, (6, 4), (2, 3, 4), in_shape=(2, 3, 4)),
-    _case(ops.Permute, (4, 2, 3), (2, 3, 4), dims=(2, 0, 1)),
-    _case(ops.Expand, (2, 3, 4), (3, 1), in_shape=(3, 1)),
-    _case(ops.Slice, (2, 2, 4), (2, 5, 4), in_shape=(2, 5, 4), dim=1, start=1, stop=5, step=2),
+    _case(moves.View, (6, 4), (2, 3, 4), in_shape=(2, 3, 4)),
+    _case(moves.Permute, (4, 2, 3), (2, 3, 4), dims=(2, 0, 1)),
+    _case(moves.Expand, (2, 3, 4), (3, 1), in_shape=(3, 1)),
+    _case(moves.Slice, (2, 2, 4), (2, 5, 4), in_shape=(2, 5, 4), dim=1, start=1, stop=5, step=2),
     _case(ops.Scale, (2, 3, 4), (2, 3, 4), in_shape=(2, 3, 4), factor=_rand(2, 3, 4)),
     _case(ops.Scale, (2, 3, 4), (3, 1), in_shape=(3, 1), factor=_rand(2, 1, 4)),
     _case(ops.Linear, (6, 5), (6, 4), weight=_rand(4, 5)),
@@ -48,9 +50,11 @@ CASES = [
     _case(ops.Center, (2, 3, 4), (2, 3, 4), inverse=_rand(2, 3, 1), weight=_rand(4)),
     _case(ops.CenterProject, (2, 3, 4), (2, 3, 4), factor=_rand(2, 3, 4), normalised=_rand(2, 3, 4)),
     _case(ops.SoftmaxJacobian, (2, 3, 4), (2, 3, 4), probabilities=torch.softmax(_rand(2, 3, 4), -1), dim=2),
-    _case(ops.Gather, (2, 1, 4), (2, 3, 4), in_shape=(2, 3, 4), dim=1, index=torch.tensor([[[0, 2, 2, 1]], [[1] * 4]])),
-    _case(ops.Concatenate, (2, 6, 4), (2, 1, 4), (2, 2, 4), dim=1, sizes=(1, -3, 2)),
-    _case(ops.Rearrange, (4, 3), (3, 3), in_shape=(3, 3), function=lambda x: x[torch.tensor([2, 0, 0, 1])]),
+    _case(
+        moves.Gather, (2, 1, 4), (2, 3, 4), in_shape=(2, 3, 4), dim=1, index=torch.tensor([[[0, 2, 2, 1]], [[1] * 4]])
+    ),
+    _case(moves.Concatenate, (2, 6, 4), (2, 1, 4), (2, 2, 4), dim=1, sizes=(1, -3, 2)),
+    _case(moves.Rearrange, (4, 3), (3, 3), in_shape=(3, 3), function=lambda x: x[torch.tensor([2, 0, 0, 1])]),
 ]
 
 
@@ -73,13 +77,13 @@ def test_the_production_form_gives_the_same(operation, in_shapes, spent):
     tangents = [_rand(7, *shape) for shape in in_shapes]
     expected = operation.push(*tangents)
     given = [tangent.clone() for tangent in tangents]
-    assert torch.allclose(operation.run(ops.Workspace(), [spent] * len(given), *given), expected, atol=1e-12)
+    assert torch.allclose(operation.run(Workspace(), [spent] * len(given), *given), expected, atol=1e-12)
     if not spent:
         assert all(torch.equal(a, b) for a, b in zip(tangents, given, strict=True))
 
 
 def test_a_workspace_lends_the_same_memory_again():
-    space = ops.Workspace()
+    space = Workspace()
     like = torch.empty(0)
     first = space.take(like, 2, 3)
     address = first.data_ptr()
@@ -102,13 +106,13 @@ def test_push_leaves_the_callers_tangents_alone():
 def _attention(dims=(0, 2, 1, 3)):
     """Two texts of four tokens, three heads of two dimensions, as a forward pass takes them apart."""
     return [
-        ops.View(inputs=(0,), output=1, shape=(2, 4, 3, 2), in_shape=(2, 4, 6)),
-        ops.Permute(inputs=(1,), output=2, shape=(2, 3, 4, 2), dims=(0, 2, 1, 3)),
-        ops.View(inputs=(2,), output=3, shape=(6, 4, 2), in_shape=(2, 3, 4, 2)),
+        moves.View(inputs=(0,), output=1, shape=(2, 4, 3, 2), in_shape=(2, 4, 6)),
+        moves.Permute(inputs=(1,), output=2, shape=(2, 3, 4, 2), dims=(0, 2, 1, 3)),
+        moves.View(inputs=(2,), output=3, shape=(6, 4, 2), in_shape=(2, 3, 4, 2)),
         ops.MixLeft(inputs=(3,), output=4, shape=(6, 4, 2), matrix=_rand(6, 4, 4)),
-        ops.View(inputs=(4,), output=5, shape=(2, 3, 4, 2), in_shape=(6, 4, 2)),
-        ops.Permute(inputs=(5,), output=6, shape=tuple((2, 3, 4, 2)[d] for d in dims), dims=dims),
-        ops.View(inputs=(6,), output=7, shape=(2, 4, 6), in_shape=(2, 4, 3, 2)),
+        moves.View(inputs=(4,), output=5, shape=(2, 3, 4, 2), in_shape=(6, 4, 2)),
+        moves.Permute(inputs=(5,), output=6, shape=tuple((2, 3, 4, 2)[d] for d in dims), dims=dims),
+        moves.View(inputs=(6,), output=7, shape=(2, 4, 6), in_shape=(2, 4, 3, 2)),
         ops.Linear(inputs=(7,), output=8, shape=(2, 4, 5), weight=_rand(6, 5), constant=_rand(5)),
     ]
 
@@ -130,5 +134,5 @@ def test_heads_are_joined_to_one_operation_that_does_the_same():
 def test_heads_that_are_read_twice_or_lie_otherwise_stay_apart():
     otherwise = _attention(dims=(0, 2, 3, 1))
     assert join_heads(otherwise) == otherwise
-    twice = [*_attention(), ops.View(inputs=(5,), output=9, shape=(6, 4, 2), in_shape=(2, 3, 4, 2))]
+    twice = [*_attention(), moves.View(inputs=(5,), output=9, shape=(6, 4, 2), in_shape=(2, 3, 4, 2))]
     assert join_heads(twice) == twice

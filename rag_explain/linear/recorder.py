@@ -1,7 +1,7 @@
 """From a recorded forward pass to a frozen affine map, by what each operation is and not by which architecture.
 
 The encoder's own forward pass runs once, unchanged, on a tape. Then each step that the embedding depends on is looked
-up in a table and written down as linear operations with frozen coefficients.
+up in the registry and written down as linear operations with frozen coefficients.
 
 An operation without a rule poisons the values that come out of it. Poison is harmless where it is not used and an error
 that names the operation where the embedding needs it.
@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 from rag_explain.errors import UnsupportedOperation
-from rag_explain.linear.affine import AffineMap
+from rag_explain.linear.affine_map import AffineMap
+from rag_explain.linear.fusion import FUSED, Fusion
+from rag_explain.linear.identity import IdentityMap
 from rag_explain.linear.operations import Operation, Scale
+from rag_explain.linear.registry import Poison, Unfollowable
 from rag_explain.linear.rules import Rules
-from rag_explain.linear.tape import Step, Tape
+from rag_explain.linear.tape import Step, Tape, values
 
 Function = Callable[[Tensor], Tensor]
 
@@ -47,12 +50,12 @@ class Pointwise:
 
 @dataclass(eq=False)
 class Node:
-    """A value of the forward pass that depends on the marked hidden state."""
+    """A value of the forward pass that depends on the marked hidden state: one of slot, pointwise and poison is set."""
 
     tensor: Tensor
     slot: int | None = None
     pointwise: Pointwise | None = None
-    poison: str | None = None
+    poison: Poison | None = None
     # A norm's denominator, or something on the way to it: it may only multiply, and is then frozen.
     is_statistic: bool = False
 
@@ -72,11 +75,16 @@ class Recorder:
     with Recorder(LRP) as recorder:
         ...                         # the forward pass; calls recorder.mark(hidden) when it comes by
     frozen = recorder.freeze(embedding)
+
+    Attributes:
+        func: the operation that is being read, for handlers of several.
     """
+
+    func: Any
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.nodes: dict[int, Node] = {}
+        self.nodes: IdentityMap[Node] = IdentityMap()
         self.operations: list[Operation] = []
         self._where = ""
         self._slots = 0
@@ -101,11 +109,11 @@ class Recorder:
         """This module runs now: for error messages."""
         self._tape.where = module
 
-    def freeze(self, embedding: Tensor) -> AffineMap:
+    def freeze(self, embedding: Tensor, fusion: Fusion = FUSED) -> AffineMap:
         """The affine map from the marked hidden state to `embedding` (D, e)."""
-        hidden, source = self._tape.marked, self.new_slot()
+        hidden, source = self._tape.marked, self._new_slot()
         if hidden is not None:
-            self.bind(hidden, Node(hidden, source))
+            self.bind(hidden, source)
             self._read(self._tape.needed(embedding))
         node = self.find(embedding)
         if hidden is None or node is None:
@@ -113,35 +121,54 @@ class Recorder:
         output = self.resolve(node)
         if output is None:
             raise UnsupportedOperation(f"this encoder cannot be explained exactly: {node.poison}")
-        return AffineMap(self.operations, source, output, hidden, embedding, conserves=self.rules.conserves)
+        return AffineMap(self.operations, source, output, hidden, embedding, fusion)
 
     def _read(self, steps: Sequence[Step]) -> None:
         for step in steps:
-            if any(id(value) in self.nodes for value in step.reads):  # a norm's statistics, say, have no node
-                self._where = step.where
-                step.handler(self, step.func, step.args, step.kwargs, step.out)
+            if not any(value in self.nodes for value in step.reads):  # a norm's statistics, say, have no node
+                continue
+            self.func, self._where = step.info.func, step.where
+            try:
+                step.info.handler(self, step.out, **step.info.bind(step.args, step.kwargs))
+            except Unfollowable as error:
+                reason = error.reason or f"there is no rule for the operation {step.info.func.overloadpacket}"
+                for value in values((step.out,)):
+                    if value.is_floating_point():
+                        self.refuse(value, reason, is_statistic=error.is_statistic)
 
-    # ------------------------------------------------------------------ for the table of operations
+    # ------------------------------------------------------------------ for handlers
 
-    def find(self, value: Any) -> Node | None:
+    def find(self, value: object) -> Node | None:
         """The node of a tensor that depends on the marked hidden state; None for constants."""
-        return self.nodes.get(id(value)) if isinstance(value, Tensor) else None
+        return self.nodes.get(value)
 
-    def bind(self, tensor: Tensor, node: Node) -> Node:
-        """`tensor` is `node` from now on. Nodes keep their tensors alive, so that an id is never used twice."""
-        node.tensor = tensor
-        self.nodes[id(tensor)] = node
-        return node
-
-    def new_slot(self) -> int:
-        self._slots += 1
-        return self._slots - 1
+    def bind(
+        self,
+        tensor: Tensor,
+        slot: int | None = None,
+        *,
+        pointwise: Pointwise | None = None,
+        poison: Poison | None = None,
+        is_statistic: bool = False,
+    ) -> None:
+        """From now on `tensor` is what a slot holds, or a function of another value, or cannot be followed."""
+        self.nodes[tensor] = Node(tensor, slot, pointwise, poison, is_statistic)
 
     def emit(self, kind: type[Operation], *inputs: int, like: Tensor, **settings: Any) -> int:
         """Write down one linear operation whose output has the shape of `like`; returns its slot."""
-        slot = self.new_slot()
+        slot = self._new_slot()
         self.operations.append(kind(inputs=inputs, output=slot, shape=tuple(like.shape), **settings))
         return slot
+
+    def emit_unary(self, source: Tensor, out: Tensor, kind: type[Operation], **settings: Any) -> None:
+        """`out` is one linear operation on `source`."""
+        node = self.nodes[source]
+        slot = self.resolve(node)
+        if slot is None:
+            assert node.poison is not None
+            self.refuse(out, node.poison, is_statistic=node.is_statistic)
+        else:
+            self.bind(out, self.emit(kind, slot, like=out, **settings), is_statistic=node.is_statistic)
 
     def follow(self, function: Callable[[], Tensor]) -> Tensor:
         """Run `function` and write down what it does to values that depend on the hidden state."""
@@ -154,19 +181,29 @@ class Recorder:
         """`tensor` is what `same` is: a copy of it, perhaps in another precision, or the same found another way."""
         node = self.find(same)
         if node is not None:
-            self.bind(tensor, Node(tensor, node.slot, node.pointwise, node.poison, node.is_statistic))
+            self.bind(tensor, node.slot, pointwise=node.pointwise, poison=node.poison, is_statistic=node.is_statistic)
 
-    def refuse(self, tensor: Tensor, reason: str, *, is_statistic: bool = False) -> Node:
+    def refuse(self, tensor: Tensor, reason: Poison | str, *, is_statistic: bool = False) -> None:
         """`tensor` cannot be followed; an error only if the embedding needs it."""
-        place = f" in {self._where}" if self._where else ""
-        where_it_began = reason if " in " in reason and "(module " in reason else reason + place
-        return self.bind(tensor, Node(tensor, poison=where_it_began, is_statistic=is_statistic))
+        poison = Poison(reason, self._where) if isinstance(reason, str) else reason
+        self.bind(tensor, poison=poison, is_statistic=is_statistic)
 
     def resolve(self, node: Node) -> int | None:
         """The slot that holds this value's tangent; None when the value is poisoned."""
         if node.slot is None and node.poison is None:
             self._settle(node)
         return node.slot
+
+    def require(self, node: Node) -> int:
+        """The slot that holds this value's tangent; a poisoned value makes the whole operation unfollowable."""
+        slot = self.resolve(node)
+        if slot is None:
+            raise Unfollowable(node.poison)
+        return slot
+
+    def _new_slot(self) -> int:
+        self._slots += 1
+        return self._slots - 1
 
     def _settle(self, node: Node) -> None:
         """Turn a function of a base into a linear operation on the base: x -> x * f(x)/x, the ratio frozen."""
@@ -177,20 +214,20 @@ class Recorder:
             node.poison = function.base.poison
             return
         value, source = node.tensor, function.base.tensor
+        constant = None
         if function.slope is not None:
             factor = value.new_tensor(function.slope)
             constant = value.new_tensor(function.offset) if function.offset else None
-            node.slot = self.emit(
-                Scale, base, like=value, in_shape=tuple(source.shape), factor=factor, constant=constant
-            )
-            return
-        at_zero, slope = _at_zero(function.key, function.function)
-        if not abs(at_zero) < 1e-12:
-            node.poison = f"the activation {function.key} is {at_zero:.3g} at zero, so it is no multiple of its input"
-            return
-        # f(x) / x, which is f'(0) where x is zero.
-        ratio = (value / source).masked_fill_(source == 0, slope)
-        node.slot = self.emit(Scale, base, like=value, in_shape=tuple(source.shape), factor=ratio)
+        else:
+            at_zero, slope = _at_zero(function.key, function.function)
+            if not abs(at_zero) < 1e-12:
+                reason = f"the activation {function.key} is {at_zero:.3g} at zero, so it is no multiple of its input"
+                node.poison = Poison(reason, self._where)
+                return
+            # f(x) / x, which is f'(0) where x is zero.
+            factor = (value / source).masked_fill_(source == 0, slope)
+        shape = tuple(source.shape)
+        node.slot = self.emit(Scale, base, like=value, in_shape=shape, factor=factor, constant=constant)
 
 
 _AT_ZERO: dict[str, tuple[float, float]] = {}

@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from rag_explain.linear.arithmetic import matrices
-from rag_explain.linear.operations import View
+from rag_explain.linear.handlers.arithmetic import matrices
+from rag_explain.linear.handlers.shapes import view
+from rag_explain.linear.recorder import Recorder
+from rag_explain.linear.registry import handles
 from rag_explain.linear.rules import Rules
-from rag_explain.linear.structure import one
-from rag_explain.linear.table import Arguments, handles
-from rag_explain.linear.trace import Recorder
 
 
-def _arguments(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Arguments:
-    return query, key, value, attn_mask, is_causal, scale, enable_gqa
-
-
-def _reads(rules: Rules, args: Arguments) -> Arguments:
-    return args[2:3] if rules.softmax == "frozen" else args[:4]
+def _reads(rules: Rules) -> tuple[str, ...]:
+    return ("value",) if rules.softmax == "frozen" else ("query", "key", "value", "attn_mask")
 
 
 @handles(torch.ops.aten.scaled_dot_product_attention, reads=_reads)
-def attention(rec: Recorder, func: Any, args: Arguments, kwargs: dict[str, Any], out: Tensor) -> None:
-    query, key, value, mask, is_causal, scale, is_grouped = _arguments(*args, **kwargs)
-    if is_grouped:
+def scaled_dot_product_attention(
+    rec: Recorder,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> None:
+    if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key = rec.follow(lambda: key.repeat_interleave(times, dim=-3))
         value = rec.follow(lambda: value.repeat_interleave(times, dim=-3))
     if rec.rules.softmax == "frozen":
-        weights = _weights(query, key, mask, is_causal, scale)
+        weights = _weights(query, key, attn_mask, is_causal, scale)
     else:
-        weights = rec.follow(lambda: _weights(query, key, mask, is_causal, scale))
-    _mix(rec, weights, value, out)
+        weights = rec.follow(lambda: _weights(query, key, attn_mask, is_causal, scale))
+    _mix(rec, out, weights, value)
 
 
-def _mix(rec: Recorder, weights: Tensor, value: Tensor, out: Tensor) -> None:
+def _mix(rec: Recorder, out: Tensor, weights: Tensor, value: Tensor) -> None:
     """out = weights @ value, as one batched product; what `@` makes of any shapes is longer to follow."""
     if weights.shape[:-2] != value.shape[:-2]:
         rec.alias(out, rec.follow(lambda: weights @ value))
@@ -55,10 +49,10 @@ def _mix(rec: Recorder, weights: Tensor, value: Tensor, out: Tensor) -> None:
     for part in (weights, value):
         flat.append(part.reshape(-1, *part.shape[-2:]))
         if rec.find(part):
-            one(rec, part, flat[-1], View, in_shape=tuple(part.shape))
+            view(rec, flat[-1], part)
     wide = out.reshape(-1, *out.shape[-2:])
-    matrices(rec, torch.ops.aten.bmm.default, tuple(flat), {}, wide)
-    one(rec, wide, out, View, in_shape=tuple(wide.shape))
+    matrices(rec, wide, *flat)
+    view(rec, out, wide)
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:

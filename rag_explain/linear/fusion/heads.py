@@ -2,7 +2,7 @@
 
 Torch takes attention apart: heads are split off and moved aside, mixed, moved back and laid side by side, and a dense
 layer joins them, eight operations of which six only move elements. Joined to one they cost less, and the first block,
-where tokens are still alone, can do without most of the dense layer (`ends`).
+where tokens are still alone, can do without most of the dense layer (`token_local`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rag_explain.linear.operations import Linear, MixLeft, Operation, Permute, Shape, View, Workspace
+from rag_explain.linear.operations import Linear, MixLeft, Operation, Shape
+from rag_explain.linear.rearrangements import Permute, View
+from rag_explain.linear.workspace import Workspace
 
 _ASIDE = (0, 2, 1, 3)  # (D, n, H, d) <-> (D, H, n, d)
 
@@ -57,28 +59,16 @@ class MixHeads(Operation):
 
 def join_heads(operations: Sequence[Operation]) -> list[Operation]:
     """The same operations, with attention heads as one wherever they have the usual form."""
-    producers = {operation.output: operation for operation in operations}
-    reads = Counter(slot for operation in operations for slot in operation.inputs)
-    readers = {slot: operation for operation in operations for slot in operation.inputs if reads[slot] == 1}
+    chains = _Chains(operations)
     joined: dict[int, MixHeads] = {}
     gone: set[int] = set()
     for mix in operations:
-        if not isinstance(mix, MixLeft):
-            continue
-        before: list[Operation | None] = []
-        after: list[Operation | None] = []
-        step: Operation | None = mix
-        while len(before) < 3 and step is not None and reads[step.inputs[0]] == 1:
-            step = producers.get(step.inputs[0])
-            before.append(step)
-        step = mix
-        while len(after) < 4 and step is not None:
-            step = readers.get(step.output)
-            after.append(step)
-        heads = _joined(mix, before[::-1], after)
-        if heads is not None:
-            joined[heads.output] = heads
-            gone.update(step.output for step in (mix, *before, *after) if step is not None)
+        if isinstance(mix, MixLeft):
+            before, after = chains.before(mix, 3), chains.after(mix, 4)
+            heads = _joined(mix, before, after)
+            if heads is not None:
+                joined[heads.output] = heads
+                gone.update(step.output for step in (*before, mix, *after))
     return [
         joined.get(operation.output, operation)
         for operation in operations
@@ -86,7 +76,34 @@ def join_heads(operations: Sequence[Operation]) -> list[Operation]:
     ]
 
 
-def _joined(mix: MixLeft, before: Sequence[Operation | None], after: Sequence[Operation | None]) -> MixHeads | None:
+class _Chains:
+    """Operations of which each is the only reader of the one before it."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        reads = Counter(slot for operation in operations for slot in operation.inputs)
+        self._producers = {operation.output: operation for operation in operations if reads[operation.output] == 1}
+        self._readers = {slot: operation for operation in operations for slot in operation.inputs if reads[slot] == 1}
+
+    def before(self, operation: Operation, length: int) -> list[Operation]:
+        """Up to so many operations that only lead to this one, in order."""
+        chain: list[Operation] = []
+        step = self._producers.get(operation.inputs[0])
+        while step is not None and len(chain) < length:
+            chain.insert(0, step)
+            step = self._producers.get(step.inputs[0])
+        return chain
+
+    def after(self, operation: Operation, length: int) -> list[Operation]:
+        """Up to so many operations that this one only leads to, in order."""
+        chain: list[Operation] = []
+        step = self._readers.get(operation.output)
+        while step is not None and len(chain) < length:
+            chain.append(step)
+            step = self._readers.get(step.output)
+        return chain
+
+
+def _joined(mix: MixLeft, before: Sequence[Operation], after: Sequence[Operation]) -> MixHeads | None:
     """One operation for view, permute, view, mix, view, permute, view and dense; None where they are something else."""
     match [*before, *after]:
         case [View() as cut, Permute() as aside, View(), View(), Permute() as back, View() as whole, Linear() as dense]:

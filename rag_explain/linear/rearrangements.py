@@ -1,0 +1,166 @@
+"""The linear operations that move elements and change none: each only picks, repeats or lays them out otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rag_explain.linear.operations import Operation, Pooling, Shape, TokenAxis, lift, sum_to
+
+
+@dataclass(eq=False, kw_only=True)
+class View(Operation):
+    """A reshape: (in_shape) -> (shape)."""
+
+    in_shape: Shape
+
+    def push(self, *tangents: Tensor) -> Tensor:
+        (t,) = tangents
+        return t.reshape(t.shape[0], *self.shape)
+
+    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        return (cotangent.reshape(cotangent.shape[0], *self.in_shape),)
+
+    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
+        (axis,) = axes
+        before, after = self.in_shape, self.shape
+        if before == after:
+            return axis
+        if axis.is_merged or (axis.index == 1 and before[0] == axis.texts):
+            if after[0] == axis.texts * axis.length and len(after) > 1 and (axis.is_merged or len(before) > 2):
+                return replace(axis, index=0, is_merged=True)
+            return replace(axis, index=1, is_merged=False) if after[:2] == (axis.texts, axis.length) else None
+        # (D, heads, n, d) -> (D * heads, n, d), the shape of a batched product
+        is_batched = axis.index == 2 and len(before) == 4 and after == (before[0] * before[1], *before[2:])
+        return replace(axis, index=1) if is_batched else None
+
+    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+        rows = weights.numel(), self.shape[-1]  # (D * n, k), as some dense layers see (D, n, k)
+        return pooling.pooled(self.inputs[0], weights, rows) if self.in_shape == rows else None
+
+
+@dataclass(eq=False, kw_only=True)
+class Permute(Operation):
+    """Axes in another order: transpose, t, permute."""
+
+    dims: Shape
+
+    def __post_init__(self) -> None:
+        self._forth = (0, *(d + 1 for d in self.dims))
+        self._back = tuple(sorted(range(len(self._forth)), key=self._forth.__getitem__))
+
+    def push(self, *tangents: Tensor) -> Tensor:
+        return tangents[0].permute(self._forth)
+
+    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        return (cotangent.permute(self._back),)
+
+    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
+        (axis,) = axes
+        if axis.is_merged:
+            return axis if self.dims[0] == 0 else None
+        return replace(axis, index=self.dims.index(axis.index))
+
+
+@dataclass(eq=False, kw_only=True)
+class Expand(Operation):
+    """Broadcast of (in_shape) to (shape)."""
+
+    in_shape: Shape
+
+    def push(self, *tangents: Tensor) -> Tensor:
+        (t,) = tangents
+        return lift(t, len(self.shape)).expand(t.shape[0], *self.shape)
+
+    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        return (sum_to(cotangent, self.in_shape),)
+
+    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
+        return axes[0] if self.in_shape == self.shape else None
+
+
+@dataclass(eq=False, kw_only=True)
+class Slice(Operation):
+    """`x[..., start:stop:step, ...]` along one axis."""
+
+    in_shape: Shape
+    dim: int
+    start: int
+    stop: int
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        self._index = (slice(None),) * (self.dim + 1) + (slice(self.start, self.stop, self.step),)
+
+    def push(self, *tangents: Tensor) -> Tensor:
+        return tangents[0][self._index]
+
+    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        whole = cotangent.new_zeros(cotangent.shape[0], *self.in_shape)
+        whole[self._index] = cotangent
+        return (whole,)
+
+    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
+        return None if self.dim == axes[0].index else axes[0]
+
+
+@dataclass(eq=False, kw_only=True)
+class Gather(Operation):
+    """`x.gather(dim, index)` with a frozen index: CLS and last-token pooling, and max pooling by its argmax."""
+
+    in_shape: Shape
+    dim: int
+    index: Tensor
+
+    def push(self, *tangents: Tensor) -> Tensor:
+        (t,) = tangents
+        return t.gather(self.dim + 1, self.index.expand(t.shape[0], *self.index.shape))
+
+    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        whole = cotangent.new_zeros(cotangent.shape[0], *self.in_shape)
+        index = self.index.expand(cotangent.shape[0], *self.index.shape)
+        return (whole.scatter_add_(self.dim + 1, index, cotangent),)
+
+
+@dataclass(eq=False, kw_only=True)
+class Concatenate(Operation):
+    """Inputs side by side along one axis; `sizes[i] < 0` marks a constant block, whose values are in `constant`."""
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def push(self, *tangents: Tensor) -> Tensor:
+        batch = tangents[0].shape[0]
+        given = iter(tangents)
+        blocks = []
+        for size in self.sizes:
+            if size >= 0:
+                blocks.append(next(given))
+            else:
+                shape = (*self.shape[: self.dim], -size, *self.shape[self.dim + 1 :])
+                blocks.append(tangents[0].new_zeros(batch, *shape))
+        return torch.cat(blocks, dim=self.dim + 1)
+
+    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        blocks = cotangent.split([abs(size) for size in self.sizes], dim=self.dim + 1)
+        return tuple(block for block, size in zip(blocks, self.sizes, strict=True) if size >= 0)
+
+
+@dataclass(eq=False, kw_only=True)
+class Rearrange(Operation):
+    """Any operation that only picks, repeats or pads elements; its transpose comes from reverse-mode autograd."""
+
+    in_shape: Shape
+    function: Callable[[Tensor], Tensor]
+
+    def push(self, *tangents: Tensor) -> Tensor:
+        return torch.vmap(self.function)(tangents[0])
+
+    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            x = cotangent.new_zeros(cotangent.shape[0], *self.in_shape, requires_grad=True)
+            (result,) = torch.autograd.grad(torch.vmap(self.function)(x), x, cotangent)
+        return (result,)
