@@ -32,7 +32,7 @@ def text_units(tokens: Sequence[Token], text: str, unit: Unit, *, truncated: boo
 def all_units(
     tokens: Sequence[Token], passage: Passage, unit: Unit, *, truncated: bool, spans: Sequence[Span] | None = None
 ) -> tuple[tuple[Token, ...], Index]:
-    """As `text_units`, with a unit for every other token too: one for all special and prompt tokens (and blanks) together,
+    """As `text_units`, with a unit for every other token too: one for all special tokens, prompts and blanks together,
     and one for each line of metadata.
 
     `spans` are where the tokens stand in the passage's string; without them all metadata are one unit.

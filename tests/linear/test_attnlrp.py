@@ -130,7 +130,7 @@ def test_whole_encoders_follow_the_rules(architecture: str, layer: int) -> None:
 
 
 def test_the_option_is_named_in_the_settings_and_differs() -> None:
-    encoder = Encoder(tiny("bert"))
+    encoder = BiEncoder(Encoder(tiny("bert")))
     batch = encoder.read(TEXTS, "document")
     with torch.no_grad():
         plain, other = (BiLRP(encoder, rules=rules).factor(batch)[0] for rules in ("lrp", "attnlrp"))
