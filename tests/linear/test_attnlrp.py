@@ -21,6 +21,7 @@ from rag_explain.encoder.model import Encoder
 from rag_explain.linear import ATTN_LRP, AffineMap, Recorder
 from rag_explain.methods.bilrp import BiLRP
 from rag_explain.methods.frozen import freeze
+from rag_explain.scorers.bi_encoder import BiEncoder
 from tests.support import references
 from tests.support.models import ARCHITECTURES, TEXTS, tiny
 
@@ -130,10 +131,10 @@ def test_whole_encoders_follow_the_rules(architecture: str, layer: int) -> None:
 
 
 def test_the_option_is_named_in_the_settings_and_differs() -> None:
-    encoder = BiEncoder(Encoder(tiny("bert")))
-    batch = encoder.read(TEXTS, "document")
+    scorer = BiEncoder(Encoder(tiny("bert")))
+    batch = scorer.encoder.read(TEXTS, "document")
     with torch.no_grad():
-        plain, other = (BiLRP(encoder, rules=rules).factor(batch)[0] for rules in ("lrp", "attnlrp"))
+        plain, other = (BiLRP(scorer, rules=rules).factor(batch, "token")[0] for rules in ("lrp", "attnlrp"))
     assert plain.settings["rules"] == "lrp"
     assert other.settings["rules"] == "attnlrp"
     assert abs(plain.rows - other.rows).max() > 1e-3
