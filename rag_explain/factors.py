@@ -49,6 +49,7 @@ class Factors(ReadOnly):
     error: float = 0.0
     references: Mapping[str, Any] | None = None
     block: Array = field(init=False, repr=False)
+    memory: Array = field(init=False, repr=False)  # the block, writeable: torch has no read-only tensors
 
     def __post_init__(self) -> None:
         rows, rest = np.asarray(self.rows), np.asarray(self.rest)
@@ -60,8 +61,9 @@ class Factors(ReadOnly):
                 raise InvalidInput(f"{name} must be ({rows.shape[1]},), not {vector.shape}")
         block = np.empty((len(rows) + 1, rows.shape[1]), dtype=np.float32)
         block[:-1], block[-1] = rows, rest
-        block.flags.writeable = False
-        parts = {"block": block, "rows": block[:-1], "rest": block[-1], "embedding": embedding}
+        view = block.view()
+        view.flags.writeable = False
+        parts = {"memory": block, "block": view, "rows": view[:-1], "rest": view[-1], "embedding": embedding}
         mappings = {name: readonly_mapping(getattr(self, name)) for name in ("settings", "references")}
         for name, value in {**parts, **mappings, "tokens": tuple(self.tokens)}.items():
             object.__setattr__(self, name, value)

@@ -10,7 +10,7 @@ Ten documents are one panel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.factors import Array, Factors
-from rag_explain.texts.tokens import Token, Unit
 
 if TYPE_CHECKING:
     import torch
@@ -31,57 +30,24 @@ _DEVICE_ROWS = 65_536
 _TOKEN_BYTES = 256  # a Token with its two strings, about
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Placed:
-    """One document's factors on the device that will multiply them.
+    """A document's factors, and their block (n + 1, h) on the device that will multiply it."""
 
-    Attributes:
-        block: (n + 1, h) float32 on a device: the n rows, then the rest.
-        embedding: (h,) float32, on the host, for the score that is computed apart from the matrix.
-    """
-
+    factors: Factors
     block: Tensor
-    embedding: Array
-    tokens: tuple[Token, ...]
-    norm: float
-    error: float
-    unit: Unit
-    truncated: bool
-    settings: Mapping[str, Any]
-    references: Mapping[str, Any] | None
 
     @classmethod
-    def of(cls, factors: Factors, block: Tensor) -> Placed:
-        """Factors whose block was copied to a device; the rows are not kept a second time."""
-        return cls(
-            block=block,
-            embedding=factors.embedding,
-            tokens=factors.tokens,
-            norm=factors.norm,
-            error=factors.error,
-            unit=factors.unit,
-            truncated=factors.truncated,
-            settings=factors.settings,
-            references=factors.references,
-        )
+    def on_host(cls, factors: Factors) -> Placed:
+        """In main memory, where tensor and factors share the block."""
+        import torch
 
-    @property
-    def rest(self) -> Array:
-        """(h,) float32, on the host: what no token owns."""
-        rest: Array = self.block[-1].cpu().numpy()
-        return rest
+        return cls(factors, torch.from_numpy(factors.memory))
 
     @property
     def nbytes(self) -> int:
         """What this takes, on all devices together."""
-        return int(self.block.nbytes) + self.embedding.nbytes + _TOKEN_BYTES * len(self.tokens)
-
-
-def host_block(factors: Factors) -> torch.Tensor:
-    """The block of factors as a tensor in main memory."""
-    import torch
-
-    return torch.from_numpy(factors.block.copy())  # a copy: torch has no read-only tensors
+        return int(self.block.nbytes) + self.factors.embedding.nbytes + _TOKEN_BYTES * len(self.factors.tokens)
 
 
 def scores(query: Vectors, documents: Vectors, norms: Any) -> Vectors:
@@ -112,12 +78,12 @@ def pairs(query: Factors, documents: Sequence[Placed]) -> tuple[list[Array], NDA
         at = 0
         for document in panel:
             end = at + len(document.block)
-            matrix = multiplied[:, at:end] / np.float32(document.norm)
+            matrix = multiplied[:, at:end] / np.float32(document.factors.norm)
             matrix.flags.writeable = False
             matrices.append(matrix)
             at = end
-    embeddings = np.array([document.embedding for document in documents], np.float64)
-    norms = np.array([document.norm for document in documents], np.float64) * query.norm
+    embeddings = np.array([document.factors.embedding for document in documents], np.float64)
+    norms = np.array([document.factors.norm for document in documents], np.float64) * query.norm
     return matrices, scores(query.embedding.astype(np.float64), embeddings, norms)
 
 

@@ -11,7 +11,7 @@ from rag_explain.store.memory import Memory
 from tests.support.synthetic import make_factors
 
 
-def residents(lengths: list[int], h: int = 16) -> tuple[list[Factors], list[Placed]]:
+def placed(lengths: list[int], h: int = 16) -> tuple[list[Factors], list[Placed]]:
     factors = [make_factors(seed, n=n, h=h, norm=1.0 + seed) for seed, n in enumerate(lengths)]
     memory = Memory()
     return factors, [memory.put(bytes([seed]), half) for seed, half in enumerate(factors)]
@@ -20,7 +20,7 @@ def residents(lengths: list[int], h: int = 16) -> tuple[list[Factors], list[Plac
 @pytest.mark.parametrize("lengths", [[1], [5, 0, 9], [3] * 40, [2100, 1], [1, 2100, 1]])
 def test_every_document_gets_the_product_of_its_own_factors(lengths: list[int]) -> None:
     query = make_factors(99, n=4, norm=3.0)
-    factors, documents = residents(lengths)
+    factors, documents = placed(lengths)
     matrices, scores = pairs(query, documents)
     left = np.vstack([query.rows, query.rest]).astype(np.float64)
     for half, matrix, score in zip(factors, matrices, scores, strict=True):
@@ -41,13 +41,13 @@ def test_ten_documents_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
         return mm(left, right)
 
     monkeypatch.setattr(torch, "mm", counted)
-    _, documents = residents([105] * 10)
+    _, documents = placed([105] * 10)
     pairs(make_factors(99, n=4), documents)
     assert products == [(16, 1060)]
 
 
 def test_panels_are_bounded_and_keep_the_order() -> None:
-    _, documents = residents([700] * 10)
+    _, documents = placed([700] * 10)
     panels = [(panel, result.shape) for panel, result in multiply(np.ones((3, 16), np.float32), documents)]
     assert [document for panel, _ in panels for document in panel] == documents
     assert all(shape == (3, 701 * len(panel)) for panel, shape in panels)

@@ -28,7 +28,6 @@ from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, MissingExtra
 from rag_explain.factors import Array, Factors
 from rag_explain.methods.base import ExplainedPair, Method, explained
-from rag_explain.pairing import Placed
 from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.scorers.base import Scorer
 
@@ -91,7 +90,7 @@ class Alignment(Method):
             result.append(self.build(batch, index, rows=rows, rest=rest, embedding=total, norm=norm))
         return result
 
-    def finish(self, query: Factors, document: Factors | Placed, matrix: Array, score: float) -> ExplainedPair:
+    def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
         cosines = matrix[:-1, :-1].astype(np.float64)
         # Tokens that are not scored have zero vectors; no other vector is orthogonal to a whole text.
         rows, columns = cosines.any(axis=1), cosines.any(axis=0)

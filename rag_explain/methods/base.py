@@ -164,11 +164,11 @@ class Method(ABC):
         """Explain documents whose factors are kept: one product (n_q + 1, h) @ (h, sum of n_d + 1) for all."""
         matrices, scores = pairing.pairs(query, documents)
         return [
-            self.finish(query, document, matrix, float(score))
+            self.finish(query, document.factors, matrix, float(score))
             for document, matrix, score in zip(documents, matrices, scores, strict=True)
         ]
 
-    def finish(self, query: Factors, document: Factors | Placed, matrix: Array, score: float) -> ExplainedPair:
+    def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
         """From the product of two texts' factors, (n_q + 1, n_d + 1) in score units, to what the method says of it."""
         return explained(query, document, matrix, score)
 

@@ -38,7 +38,6 @@ from rag_explain.linear import JACOBIAN
 from rag_explain.methods.base import EncoderMethod, ExplainedPair, explained, to_numpy
 from rag_explain.methods.frozen import freeze
 from rag_explain.methods.integration_path import IntegrationPath, copies
-from rag_explain.pairing import Placed
 from rag_explain.results.notices import METHOD, OTHER_SCORE, Notice
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE, check_route
@@ -160,7 +159,7 @@ class JacobianMethod(EncoderMethod):
         trust = self._trust(query, to_numpy(embedding), to_numpy(rest), path.nodes, path.error)
         return explained(query, documents.side(index), to_numpy(matrix), score, **trust)
 
-    def finish(self, query: Factors, document: Factors | Placed, matrix: Array, score: float) -> ExplainedPair:
+    def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
         nodes = int((document.references or {}).get("nodes", 0))
         trust = self._trust(query, document.embedding, document.rest, nodes, document.error)
         return explained(query, document, matrix, score, **trust)

@@ -20,7 +20,6 @@ from rag_explain.factors import Array, Factors
 from rag_explain.linear import LRP
 from rag_explain.methods.base import ExplainedPair
 from rag_explain.methods.frozen import FrozenMethod
-from rag_explain.pairing import Placed
 from rag_explain.results.notices import METHOD, Notice
 
 _ONE_CELL = Notice(
@@ -48,7 +47,7 @@ class Pooled(FrozenMethod):
     def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
         return [_noted(pair) for pair in super().cold(query, documents)]
 
-    def finish(self, query: Factors, document: Factors | Placed, matrix: Array, score: float) -> ExplainedPair:
+    def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
         return _noted(super().finish(query, document, matrix, score))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rag_explain.factors import Factors
-from rag_explain.pairing import Placed, host_block
+from rag_explain.pairing import Placed
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class _Slot:
 
 
 class Memory:
-    """Placeds by key, with the documents that own them, in at most `max_bytes` per device.
+    """Placed factors by key, with the documents that own them, in at most `max_bytes` per device.
 
     Args:
         max_bytes: per device ("cpu", "cuda", "cuda:1"); one number is the limit of every device.
@@ -133,7 +133,7 @@ class Memory:
         """Factors as a block on `device`; without room there, half of ours goes, then the CPU serves."""
         import torch
 
-        block = host_block(factors)
+        block = Placed.on_host(factors).block
         if device != "cpu":
             try:
                 block = self._place(block, device)
@@ -146,8 +146,7 @@ class Memory:
                     block = self._place(block, device)
                 except torch.OutOfMemoryError:
                     device = "cpu"
-        placed = Placed.of(factors, block)
-        return placed, device
+        return Placed(factors, block), device
 
     def _evict(self, device: str, limit: int) -> None:
         while self._bytes.get(device, 0) > limit:

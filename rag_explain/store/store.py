@@ -131,7 +131,7 @@ class Store(AbstractContextManager["Store"]):
 
     def put(self, new: Sequence[NewFactors], device: str = "cpu") -> dict[bytes, Placed]:
         """Keep these factors in every tier, and hand them back as they will be served from now on."""
-        placeds: dict[bytes, Placed] = {}
+        placed: dict[bytes, Placed] = {}
         for batch in chunks(new, _BATCH):
             rows = []
             for one in batch:
@@ -144,11 +144,11 @@ class Store(AbstractContextManager["Store"]):
                         rows.append(row)
                     except StoreError as error:
                         self._once.warn("encode", str(error))
-                placeds[one.key] = self._memory.put(one.key, factors, device=device, owners=owners)
+                placed[one.key] = self._memory.put(one.key, factors, device=device, owners=owners)
             for tier in self._tiers():
                 if rows:
                     self._keep(tier, rows)
-        return placeds
+        return placed
 
     def build(
         self, keys: Sequence[bytes], compute: Callable[[list[bytes]], Sequence[NewFactors]], device: str = "cpu"

@@ -19,13 +19,13 @@ def fill(memory: Memory, seeds: range, device: str = "cpu") -> None:
         memory.put(make_key(seed), make_factors(seed), device=device)
 
 
-def test_a_resident_holds_rows_and_rest_as_one_block() -> None:
+def test_placed_factors_share_their_block_with_the_tensor() -> None:
     factors = make_factors(truncated=True, error=1e-5, references={"a": 1})
-    resident = Memory().put(b"k", factors)
-    np.testing.assert_array_equal(resident.block.numpy(), np.vstack([factors.rows, factors.rest]))
-    np.testing.assert_array_equal(resident.embedding, factors.embedding)
-    assert (resident.tokens, resident.norm, resident.truncated) == (factors.tokens, factors.norm, True)
-    assert (resident.error, dict(resident.references)) == (1e-5, {"a": 1})
+    placed = Memory().put(b"k", factors)
+    np.testing.assert_array_equal(placed.block.numpy(), np.vstack([factors.rows, factors.rest]))
+    assert placed.factors is factors
+    assert placed.block.data_ptr() == factors.rows.ctypes.data  # kept once, not twice
+    assert not factors.block.flags.writeable
 
 
 def test_the_least_recently_used_goes_first() -> None:
