@@ -80,7 +80,7 @@ class Line(_Visible):
     """A sentence; a `warning` is what a reader must know before trusting the numbers."""
 
     text: str
-    tone: Literal["plain", "muted", "warning"] = "plain"
+    tone: Literal["plain", "muted", "aside", "warning"] = "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class Table(_Visible):
     Attributes:
         title: what the rows are, for a medium that can fold the table away.
         bars: one value per row, drawn as a bar where a medium can; `scale` is the |value| of the longest.
-        is_minor: one of several tables of the same columns: shown as small as the medium can.
+        brief: for one of several tables of the same columns: a medium that can fold it does, and one that cannot
+            shows this many rows, without headings.
     """
 
     columns: tuple[Column, ...]
@@ -107,7 +108,7 @@ class Table(_Visible):
     title: str = ""
     bars: tuple[float, ...] = ()
     scale: float = 0.0
-    is_minor: bool = False
+    brief: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +123,13 @@ Block: TypeAlias = Texts | Words | Figures | Line | Table | Legend
 
 
 @dataclass(frozen=True, slots=True)
-class Heading(_Visible):
-    """A result among several: its rank, its name, and facts about it."""
-
-    rank: int
-    title: str
-    facts: str
-
-
-@dataclass(frozen=True, slots=True)
 class Section(_Visible):
-    """Blocks that belong together, set off from the other sections."""
+    """Blocks that belong together, set off from the other sections; about one result among several, with its rank."""
 
     blocks: tuple[Block, ...]
-    heading: Heading | None = None
+    title: str = ""
+    rank: int | None = None
+    facts: str = ""
 
 
 View: TypeAlias = tuple[Section, ...]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import assert_never
 from xml.etree import ElementTree as ET
 
-from rag_explain.render.blocks import Block, Figures, Heading, Labelled, Legend, Line, Table, Texts, View, Words
+from rag_explain.render.blocks import Block, Figures, Legend, Line, Table, Texts, View, Words
 from rag_explain.render.palette import EITHER, MARKED, POWER, STRENGTH
 from rag_explain.render.sentences import number
 
@@ -22,7 +22,12 @@ _NUMBER = f"{_CELL};text-align:right;white-space:nowrap;font-variant-numeric:tab
 _QUERY = "font-size:1.1em;font-weight:600;white-space:pre-wrap"
 _TEXT = "white-space:pre-wrap;line-height:1.9;margin:.4em 0"
 _MARK = f"{_MUTED};border:1px dashed;border-radius:.3em;padding:0 .3em;margin:0 .3em"
-_WARNING = f"border-left:3px solid {EITHER.hex(-1)};padding-left:.6em;margin:.3em 0"
+_TONES = {
+    "plain": "",
+    "muted": _MUTED,
+    "aside": "font-style:italic",
+    "warning": f"border-left:3px solid {EITHER.hex(-1)};padding-left:.6em;margin:.3em 0",
+}
 
 
 def draw(view: View) -> str:
@@ -30,8 +35,10 @@ def draw(view: View) -> str:
     root = ET.Element("div", {"style": _ROOT})
     for section in view:
         target = _add(root, "div", "margin:.6em 0")
-        if section.heading is not None:
-            _heading(target, section.heading)
+        if section.rank is not None:
+            head = _add(target, "div", "margin-top:1em")
+            _add(head, "b", "", f"{section.rank}  {section.title}")
+            _add(head, "span", _MUTED, f"  {section.facts}")
         for block in section.blocks:
             _block(target, block)
     return ET.tostring(root, encoding="unicode", method="html")
@@ -41,7 +48,8 @@ def _block(target: ET.Element, block: Block) -> None:
     match block:
         case Texts():
             for index, row in enumerate(block.rows):
-                _labelled(target, row, _TEXT if index else _QUERY)
+                _add(target, "div", _MUTED, f"{row.label} {row.number}")
+                _words(_add(target, "div", _TEXT if index else _QUERY), row.words)
         case Words():
             _words(_add(target, "div", _TEXT), block)
         case Figures():
@@ -49,24 +57,13 @@ def _block(target: ET.Element, block: Block) -> None:
             _add(figures, "b", "", f"{block.name} {block.total}")
             _add(figures, "span", "", block.sum)
         case Line():
-            _add(target, "div", {"plain": "", "muted": _MUTED, "warning": _WARNING}[block.tone], block.text)
+            _add(target, "div", _TONES[block.tone], block.text)
         case Table():
             _table(target, block)
         case Legend():
             _legend(_add(target, "div", _MUTED), block)
         case _:
             assert_never(block)
-
-
-def _heading(target: ET.Element, heading: Heading) -> None:
-    head = _add(target, "div", "margin-top:1em")
-    _add(head, "b", "", f"{heading.rank}  {heading.title}")
-    _add(head, "span", _MUTED, f"  {heading.facts}")
-
-
-def _labelled(target: ET.Element, row: Labelled, style: str) -> None:
-    _add(target, "div", _MUTED, f"{row.label} {row.number}")
-    _words(_add(target, "div", style), row.words)
 
 
 def _words(target: ET.Element, words: Words) -> None:
@@ -93,7 +90,7 @@ def _table(target: ET.Element, table: Table) -> None:
     """A table with a title can be folded, and is if it is one of several. Its numbers do without bars."""
     if table.title:
         target = _add(target, "details", "margin:.2em 0 .6em")
-        target.attrib |= {} if table.is_minor else {"open": "open"}
+        target.attrib |= {"open": "open"} if table.brief is None else {}
         _add(target, "summary", f"{_MUTED};cursor:pointer", table.title)
     drawn = _add(target, "table", "border-collapse:collapse;margin:.3em 0;font-size:.95em")
     styles = [_NUMBER if column.is_number else _CELL for column in table.columns]

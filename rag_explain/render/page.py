@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -73,52 +71,38 @@ def write_page(items: Iterable[Item], path: str | Path | None = None) -> str:
     return page
 
 
-@dataclass(frozen=True, slots=True)
-class _Card:
-    """One result: the explanations of it that there are, by different methods, and the hit it came from."""
-
-    explanations: tuple[Explanation, ...]
-    hit: Hit | None = None
-
-
-def _cards(items: Iterable[Item]) -> list[_Card]:
-    """The items as cards. Pending explanations of hits are computed here, in one batch."""
+def _page_data(items: Iterable[Item]) -> dict[str, Any]:
+    """One card for each item, in one section for each run of items of one query."""
     items = list(items)
     load(item.handle for item in items if isinstance(item, Hit))
-    return [_card(item) for item in items]
+    sections: list[dict[str, Any]] = []
+    query: str | None = None
+    for item in items:
+        explanations = _explanations(item)
+        asked = explanations[0].query if explanations else query  # without one, it stays with the query before it
+        if not sections or asked != query:
+            sections.append({"methods": [], "cards": []})
+            query = asked
+        methods = sections[-1]["methods"]
+        methods += dict.fromkeys(one.method for one in explanations if one.method not in methods)
+        card = {"shown": [_shown_data(one) for one in explanations]}
+        sections[-1]["cards"].append(card | _hit_data(item) if isinstance(item, Hit) else card)
+    return {"open": len(items) == 1, "sections": sections}
 
 
-def _card(item: Item) -> _Card:
+def _explanations(item: Item) -> tuple[Explanation, ...]:
+    """The explanations of one card, by different methods; none for a hit that has none."""
     if isinstance(item, Hit):
-        return _Card(() if item.explanation is None else (item.explanation,), item)
+        return () if item.explanation is None else (item.explanation,)
     group = (item,) if isinstance(item, Explanation) else tuple(item)
     if len({(one.query, one.document) for one in group}) != 1:
         raise InvalidInput("explanations shown as one must be of the same query and document")
-    return _Card(group)
+    return group
 
 
-def _page_data(items: Iterable[Item]) -> dict[str, Any]:
-    cards = _cards(items)
-    sections = []
-    query: str | None = None
-    keys: list[str | None] = []
-    for card in cards:  # a hit without an explanation stays with the query before it
-        query = card.explanations[0].query if card.explanations else query
-        keys.append(query)
-    for _, group in itertools.groupby(zip(keys, cards, strict=True), key=lambda pair: pair[0]):
-        members = [card for _, card in group]
-        methods = dict.fromkeys(one.method for card in members for one in card.explanations)
-        sections.append({"methods": list(methods), "cards": [_card_data(card) for card in members]})
-    return {"open": len(cards) == 1, "sections": sections}
-
-
-def _card_data(card: _Card) -> dict[str, Any]:
-    hit = card.hit
-    data: dict[str, Any] = {"shown": [_shown_data(explanation) for explanation in card.explanations]}
-    if hit is not None:
-        data |= {"rank": hit.rank, "title": hit.id, "facts": facts(hit)}
-        data |= {"text": hit.text or "", "missing": missing(hit)}
-    return data
+def _hit_data(hit: Hit) -> dict[str, Any]:
+    about = {"facts": facts(hit), "missing": missing(hit)}
+    return {"rank": hit.rank, "title": hit.id, "text": hit.text or "", **about}
 
 
 def _shown_data(explanation: Explanation) -> dict[str, Any]:

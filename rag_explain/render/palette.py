@@ -1,6 +1,6 @@
 """The colours of every medium: Okabe and Ito's blue and vermilion, which every kind of colour blindness tells apart.
 
-`page.css` holds the same values, since a style sheet cannot import them; a test compares them.
+`page.css` holds the same values, since a style sheet cannot import them (a test compares them), and its dark ones.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Hues(NamedTuple):
         return self.positive if value > 0 else self.negative
 
 
-# By what lies under them: paper or a light page, a dark page, a terminal or notebook whose theme is not known.
+# By what lies under them: paper or a light page; a terminal or a notebook, whose theme is not known.
 LIGHT = Hues((0, 114, 178), (213, 94, 0))
-DARK = Hues((64, 160, 224), (240, 132, 50))
 EITHER = Hues((47, 143, 208), (217, 102, 10))
 # Darker, so that white text on them is legible.
 GROUND = Hues((26, 106, 168), (173, 76, 8))

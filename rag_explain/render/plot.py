@@ -5,7 +5,6 @@ Figures are made without pyplot, so the host's backend, style and open figures s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WIDTH = 6.75  # inches: the width of a two-column paper
+# Inches: the width of a two-column paper, and the room for the caption.
+_WIDTH, _CAPTION = 6.75, 0.62
 # Characters of a label after which it is cut.
 _WORD, _SENTENCE, _LONG_SENTENCE = 24, 56, 74
 # More columns than this cannot be told apart at paper width: sentences take the place of words.
@@ -74,8 +74,7 @@ def _heatmap(figure: Figure, shown: Explanation) -> None:
     width = min(0.28, (_WIDTH - left - 0.75) / len(columns))
     size = max(4.0, min(7.0, width * 50))
     height = 0.19 if is_tall else width
-    box = _Box(left, _inches(columns, size), width * len(columns), height * len(rows))
-    axes = box.axes(figure)
+    axes = _axes(figure, left, _inches(columns, size), width * len(columns), height * len(rows))
     colours = LinearSegmentedColormap.from_list("rag_explain", [LIGHT.hex(-1), "#ffffff", LIGHT.hex(1)])
     reach = float(np.abs(values).max()) or 1.0
     image = axes.imshow(values, cmap=colours, vmin=-reach, vmax=reach, aspect="auto")
@@ -87,7 +86,9 @@ def _heatmap(figure: Figure, shown: Explanation) -> None:
     axes.grid(which="minor", color="#e6e6e2", linewidth=0.5)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(image, cax=box.beside(figure))
+    place = axes.get_position()
+    beside = figure.add_axes((place.x1 + 0.15 / _WIDTH, place.y0, 0.11 / _WIDTH, place.height))
+    bar = figure.colorbar(image, cax=beside)
     bar.ax.tick_params(labelsize=6, length=2)
     bar.ax.locator_params(nbins=5)
     bar.outline.set_visible(False)
@@ -101,7 +102,7 @@ def _connections(figure: Figure, shown: Explanation) -> None:
     left = _places(len(shown.query_tokens), {i for i, _ in cells})
     right = _places(len(shown.document_tokens), {j for _, j in cells})
     rows = max(len(left), len(right))
-    axes = _Box(1.3, 0.1, 1.3 if is_tall else 3.2, 0.17 * rows).axes(figure)
+    axes = _axes(figure, 1.3, 0.1, 1.3 if is_tall else 3.2, 0.17 * rows)
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(rows - 0.5, -0.5)
@@ -157,29 +158,11 @@ def _join(axes: Axes, start: float, end: float, strength: float) -> None:
     )
 
 
-@dataclass(frozen=True)
-class _Box:
-    """Where the drawing stands in the figure, in inches from its upper left corner; the caption is below."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-
-    def axes(self, figure: Figure) -> Axes:
-        figure.set_size_inches(_WIDTH, self._total)
-        return figure.add_axes(self._share(self.left, self.width))
-
-    def beside(self, figure: Figure) -> Axes:
-        return figure.add_axes(self._share(self.left + self.width + 0.15, 0.11))
-
-    @property
-    def _total(self) -> float:
-        return self.top + self.height + 0.62
-
-    def _share(self, left: float, width: float) -> tuple[float, float, float, float]:
-        bottom = 0.62 / self._total
-        return left / _WIDTH, bottom, width / _WIDTH, self.height / self._total
+def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes of this size at this place, in inches from the upper left corner; the caption has its room below."""
+    total = top + height + _CAPTION
+    figure.set_size_inches(_WIDTH, total)
+    return figure.add_axes((left / _WIDTH, _CAPTION / total, width / _WIDTH, height / total))
 
 
 def _inches(labels: list[str], size: float) -> float:

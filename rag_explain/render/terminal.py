@@ -13,11 +13,12 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rag_explain.render.blocks import Block, Figures, Heading, Legend, Line, Table, Texts, View, Words
+from rag_explain.render.blocks import Block, Figures, Legend, Line, Table, Texts, View, Words
 from rag_explain.render.palette import EITHER, GROUND
 
 # Share of the scale from which a word gets the first, second and third step.
 _STEPS = (0.15, 0.4, 0.7)
+_TONES = {"plain": "", "muted": "dim", "aside": "italic", "warning": "bold"}
 _BAR, _LABEL, _INDENT = 16, 8, 4
 
 
@@ -25,14 +26,11 @@ def draw(view: View) -> RenderableType:
     """Sections with a blank line between them; what stands below a heading is indented."""
     parts: list[RenderableType] = []
     for section in view:
-        body = [drawn for block in section.blocks if (drawn := _block(block)) is not None]
-        if not body:
-            continue
-        parts += [Text()] if parts else []
-        if section.heading is None:
-            parts += body
-        else:
-            parts += [_heading(section.heading), Padding(Group(*body), (0, 0, 0, _INDENT))]
+        body: list[RenderableType] = [drawn for block in section.blocks if (drawn := _block(block)) is not None]
+        if section.rank is not None:
+            head = Text.assemble((f"{section.rank:>2}  ", "dim"), (section.title, "bold"), "  ", section.facts)
+            body = [head, Padding(Group(*body), (0, 0, 0, _INDENT))]
+        parts += [Text(), *body] if parts and body else body
     return Group(*parts)
 
 
@@ -54,18 +52,13 @@ def _block(block: Block) -> RenderableType | None:
         case Figures():
             return Text.assemble(f"{block.name} ", (block.total, "bold"), block.sum)
         case Line():
-            is_warning = block.tone == "warning"
-            return Text("! " * is_warning + block.text, {"plain": "", "muted": "dim", "warning": "bold"}[block.tone])
+            return Text("! " * (block.tone == "warning") + block.text, _TONES[block.tone])
         case Table():
             return _table(block)
         case Legend():
             return None  # the steps of a terminal's tints are not to be read as values
         case _:
             assert_never(block)
-
-
-def _heading(heading: Heading) -> Text:
-    return Text.assemble((f"{heading.rank:>2}  ", "dim"), (heading.title, "bold"), "  ", heading.facts)
 
 
 def _texts(texts: Texts) -> RichTable:
@@ -104,17 +97,16 @@ def _tint(value: float, scale: float) -> str:
 
 def _table(table: Table) -> RichTable:
     drawn = RichTable(
-        box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, show_header=not table.is_minor
+        box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, show_header=table.brief is None
     )
     for column in table.columns:
-        title, is_number = Text(column.title), column.is_number
-        if is_number:
-            drawn.add_column(title, justify="right", no_wrap=True)
+        if column.is_number:
+            drawn.add_column(Text(column.title), justify="right", no_wrap=True)
         else:
-            drawn.add_column(title, overflow="fold", max_width=column.width)
+            drawn.add_column(Text(column.title), overflow="fold", max_width=column.width)
     if table.bars:
         drawn.add_column("", no_wrap=True, min_width=_BAR)
-    for index, row in enumerate(table.rows):
+    for index, row in enumerate(table.rows[: table.brief]):
         bars = [_bar(table.bars[index], table.scale)] if table.bars else []
         drawn.add_row(*map(Text, row), *bars)
     return drawn

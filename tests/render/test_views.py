@@ -18,7 +18,6 @@ from rag_explain.render import palette
 from rag_explain.render.blocks import (
     Column,
     Figures,
-    Heading,
     Labelled,
     Legend,
     Line,
@@ -43,7 +42,7 @@ EVERY_BLOCK = (
     Section((Texts((Labelled(RAW, Words((Piece(RAW, 0), Piece(RAW, None, False)), (0.5,), 1.0, (RAW,)), RAW),)),)),
     Section((Figures(RAW, RAW, ((RAW, RAW),)), Line(RAW), Line(RAW, "muted"), Line(RAW, "warning"))),
     Section((Table((Column(RAW), Column(RAW, is_number=True)), ((RAW, RAW),), RAW, (0.5,), 1.0), Legend(1.0, RAW))),
-    Section((Words((Piece(RAW),)),), Heading(1, RAW, RAW)),
+    Section((Words((Piece(RAW),)),), RAW, 1, RAW),
 )
 
 
@@ -114,7 +113,6 @@ def test_hits_of_several_queries_and_methods_keep_them_apart() -> None:
 
 def test_the_page_has_the_colours_of_the_palette() -> None:
     style = resources.files("rag_explain.render").joinpath("page.css").read_text(encoding="utf-8")
-    light, dark = re.findall(r"--for: (\d+) (\d+) (\d+); --against: (\d+) (\d+) (\d+);", style)
-    for found, hues in ((light, palette.LIGHT), (dark, palette.DARK)):
-        assert tuple(map(int, found)) == (*hues.positive, *hues.negative)
+    light, _ = re.findall(r"--for: (\d+) (\d+) (\d+); --against: (\d+) (\d+) (\d+);", style)
+    assert tuple(map(int, light)) == (*palette.LIGHT.positive, *palette.LIGHT.negative)
     assert f"--ink: {palette.INK}; --muted: {palette.MUTED};" in style

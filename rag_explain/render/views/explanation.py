@@ -66,10 +66,10 @@ def warnings(shown: Explanation, about: str = "") -> tuple[Line, ...]:
     return tuple(Line(f"{about}{notice}", "warning") for notice in sentences.notices(shown))
 
 
-def pairs(shown: Explanation, top: int, scale: float | None = None) -> tuple[Block, ...]:
+def pairs(shown: Explanation, top: int, scale: float | None = None, brief: int | None = None) -> tuple[Block, ...]:
     """The strongest pairs; given one scale, the bars of several tables compare."""
-    found = shown.top_pairs(top)
-    if not found:
+    found = shown.top_pairs(max(top, brief or 0))
+    if not found or brief == 0:
         return ()
     columns = (
         Column("query", width=24),
@@ -88,7 +88,7 @@ def pairs(shown: Explanation, top: int, scale: float | None = None) -> tuple[Blo
     )
     bars = tuple(pair.value for pair in found)
     longest = abs(bars[0]) if scale is None else scale
-    return (Table(columns, rows, "strongest pairs", bars, longest, is_minor=scale is not None),)
+    return (Table(columns, rows, "strongest pairs", bars, longest, brief),)
 
 
 def strongest(values: NDArray[np.float32]) -> float:

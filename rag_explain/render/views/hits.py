@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rag_explain.render import sentences
-from rag_explain.render.blocks import Block, Heading, Labelled, Legend, Line, Piece, Section, Texts, View, Words
+from rag_explain.render.blocks import Block, Labelled, Legend, Line, Piece, Section, Texts, View, Words
 from rag_explain.render.pieces import in_unit, pieces
 from rag_explain.render.views.explanation import figures, key, pairs, strongest, warnings, words
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
 from rag_explain.texts.tokens import Unit
+
+# Pairs in a table that can be folded away.
+_PAIRS = 8
 
 
 def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> View:
@@ -31,9 +34,8 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> V
         if why is not None and why.query != query:
             query = why.query
             sections.append(_query(why))
-        heading = Heading(hit.rank, hit.id, sentences.facts(hit))
         body = _missing(hit) if why is None else _body(why, top, tints[why.method], bars[why.method])
-        sections.append(Section(body, heading))
+        sections.append(Section(body, hit.id, hit.rank, sentences.facts(hit)))
     notes = [Line(source, "muted") for source in dict.fromkeys(map(sentences.source, explained))]
     notes += [key(one, "pairs in score units, with their share of Σ|pairs|; ") for one in explained[:1]]
     legends = (Legend(scale, f"score units: the tints of document words, {method}") for method, scale in tints.items())
@@ -46,8 +48,8 @@ def _query(shown: Explanation) -> Section:
 
 
 def _body(shown: Explanation, top: int, tint: float, bar: float) -> tuple[Block, ...]:
-    return words(shown, "document", tint), *figures(shown), *warnings(shown), *pairs(shown, top, bar)
+    return words(shown, "document", tint), *figures(shown), *warnings(shown), *pairs(shown, _PAIRS, bar, brief=top)
 
 
 def _missing(hit: Hit) -> tuple[Block, ...]:
-    return Words((Piece(hit.text or ""),)), Line(sentences.missing(hit))
+    return Words((Piece(hit.text or ""),)), Line(sentences.missing(hit), "aside")
