@@ -99,9 +99,10 @@ def _table(table: Table) -> RichTable:
     drawn = RichTable(
         box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, show_header=table.brief is None
     )
-    for column in table.columns:
-        if column.is_number:
-            drawn.add_column(Text(column.title), justify="right", no_wrap=True)
+    for index, column in enumerate(table.columns):
+        if column.is_number:  # a long title may break, a number may not
+            longest = max((len(row[index]) for row in table.rows), default=0)
+            drawn.add_column(Text(column.title), justify="right", overflow="fold", min_width=longest)
         else:
             drawn.add_column(Text(column.title), overflow="fold", max_width=column.width)
     if table.bars:

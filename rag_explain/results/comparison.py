@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,8 @@ class Comparison(Viewable):
         pairs of words;
             NaN where a method refused or gives all pairs the same value.
     """
+
+    _width: ClassVar[int] = 120
 
     rows: tuple[Compared, ...]
     agreement: NDArray[np.float64]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,6 +15,7 @@ class Viewable:
     """A result that a terminal, a notebook and `print` show as the view that it names."""
 
     __slots__ = ()
+    _width: ClassVar[int] = 100  # characters of a line that is printed
 
     def _view(self) -> View:
         raise NotImplementedError
@@ -32,7 +33,7 @@ class Viewable:
     def __str__(self) -> str:
         from rag_explain.render.terminal import plain_text
 
-        return plain_text(self._view())
+        return plain_text(self._view(), self._width)
 
 
 class Displayable(Viewable):
