@@ -27,7 +27,7 @@ def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None
                 *figures(shown),
                 Line(sentences.source(shown), "muted"),
                 key(shown),
-                Legend(scale, f"score units: the tints of document words, {shown.method}"),
+                legend(scale, shown.method),
                 *warnings(shown),
             )
         ),
@@ -59,6 +59,11 @@ def sums(shown: Explanation) -> Figures:
 def key(shown: Explanation, more: str = "") -> Line:
     """What the last of the figures means."""
     return Line(f"{more}{sentences.no_word(shown.unit)}: what cannot be attributed to {shown.unit}s", "muted")
+
+
+def legend(scale: float, method: str) -> Legend:
+    """What the tints of document words stand for."""
+    return Legend(scale, f"score units: the tints of document words, {method}")
 
 
 def warnings(shown: Explanation, about: str = "") -> tuple[Line, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from rag_explain.render import sentences
-from rag_explain.render.blocks import Block, Labelled, Legend, Line, Piece, Section, Texts, View, Words
+from rag_explain.render.blocks import Block, Labelled, Line, Piece, Section, Texts, View, Words
 from rag_explain.render.pieces import in_unit, pieces
-from rag_explain.render.views.explanation import figures, key, pairs, strongest, warnings, words
+from rag_explain.render.views.explanation import figures, key, legend, pairs, strongest, warnings, words
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
@@ -23,23 +23,32 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> V
     load(hit.handle for hit in hits)
     shown = [None if hit.explanation is None else in_unit(hit.explanation, by) for hit in hits]
     explained = [one for one in shown if one is not None]
-    tints: dict[str, float] = {}
-    bars: dict[str, float] = {}
-    for one in explained:
-        tints[one.method] = max(tints.get(one.method, 0.0), strongest(one.document_saliency()))
-        bars[one.method] = max(bars.get(one.method, 0.0), strongest(one.pairs))
+    scales = _scales(explained)
     sections = [_query(explained[0])] if explained else []
     query = explained[0].query if explained else None
     for hit, why in zip(hits, shown, strict=True):
         if why is not None and why.query != query:
             query = why.query
             sections.append(_query(why))
-        body = _missing(hit) if why is None else _body(why, top, tints[why.method], bars[why.method])
+        body = _missing(hit) if why is None else _body(why, top, *scales[why.method])
         sections.append(Section(body, hit.id, hit.rank, sentences.facts(hit)))
-    notes = [Line(source, "muted") for source in dict.fromkeys(map(sentences.source, explained))]
-    notes += [key(one, "pairs in score units, with their share of Σ|pairs|; ") for one in explained[:1]]
-    legends = (Legend(scale, f"score units: the tints of document words, {method}") for method, scale in tints.items())
-    return (*sections, Section((*notes, *legends))) if hits else (Section((Line("no hits"),)),)
+    return (*sections, _notes(explained, scales)) if hits else (Section((Line("no hits"),)),)
+
+
+def _scales(explained: Iterable[Explanation]) -> dict[str, tuple[float, float]]:
+    """For each method, what gets the strongest tint and what gets the longest bar."""
+    scales: dict[str, tuple[float, float]] = {}
+    for one in explained:
+        tint, bar = scales.get(one.method, (0.0, 0.0))
+        scales[one.method] = max(tint, strongest(one.document_saliency())), max(bar, strongest(one.pairs))
+    return scales
+
+
+def _notes(explained: Sequence[Explanation], scales: Mapping[str, tuple[float, float]]) -> Section:
+    """What holds for all hits, said once."""
+    sources = (Line(source, "muted") for source in dict.fromkeys(map(sentences.source, explained)))
+    keys = (key(one, "pairs in score units, with their share of Σ|pairs|; ") for one in explained[:1])
+    return Section((*sources, *keys, *(legend(tint, method) for method, (tint, _) in scales.items())))
 
 
 def _query(shown: Explanation) -> Section:
