@@ -145,7 +145,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
     found = iter([find(arguments.path, arguments.id)]) if arguments.id else records(arguments.path)
     if arguments.format == "html":
-        from rag_explain.render.html import write_page
+        from rag_explain.render.page import write_page
 
         hits = [hit for record in found for hit in record.hits]
         page = write_page(hits, arguments.output)

@@ -9,7 +9,7 @@ from rag_explain.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rag_explain.results.explanation import Explanation
-    from rag_explain.results.hits import Hit, Hits
+    from rag_explain.results.hits import Hits
     from rag_explain.texts.tokens import Unit
 
 
@@ -28,16 +28,8 @@ def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
 
 def write(found: Explanation | Hits, arguments: argparse.Namespace) -> None:
     """Show an explanation or hits in the form that was asked for."""
-    from rich.console import Console
-
-    from rag_explain.render.terminal import explanation_view, hits_view
-    from rag_explain.results.explanation import Explanation
-    from rag_explain.results.serialization import to_json
-
-    by: Unit | None = arguments.by
     if arguments.json:
-        data = _data(found, by) if isinstance(found, Explanation) else [_hit_data(hit, by) for hit in found]
-        print(to_json(data))
+        _write_json(found, arguments.by)
     elif arguments.html is not None:
         try:
             found.to_html(arguments.html)
@@ -45,24 +37,39 @@ def write(found: Explanation | Hits, arguments: argparse.Namespace) -> None:
             raise InvalidInput(f"the page cannot be written to {arguments.html}: {error.strerror}") from error
         print(f"written to {arguments.html}")
     else:
-        top: int = arguments.top
-        view = (
-            explanation_view(found, top=top, by=by)
-            if isinstance(found, Explanation)
-            else hits_view(found, top=top, by=by)
-        )
-        Console(highlight=False).print(view)
+        _write_terminal(found, arguments.top, arguments.by)
 
 
-def _hit_data(hit: Hit, by: Unit | None) -> dict[str, Any]:
-    explanation = hit.explanation  # computed here: the reasons are what was asked for
-    return hit.to_dict() | {"explanation": None if explanation is None else _data(explanation, by)}
+def _write_json(found: Explanation | Hits, by: Unit | None) -> None:
+    from rag_explain.render.pieces import in_unit
+    from rag_explain.results.explanation import Explanation
+    from rag_explain.results.serialization import to_json
+
+    def data(explanation: Explanation) -> dict[str, Any]:
+        return (explanation if by is None else in_unit(explanation, by)).to_dict()
+
+    if isinstance(found, Explanation):
+        print(to_json(data(found)))
+        return
+    hits = [hit.to_dict() for hit in found.load()]  # the reasons are what was asked for
+    for hit, plain in zip(found, hits, strict=True):
+        plain["explanation"] = None if hit.explanation is None else data(hit.explanation)
+    print(to_json(hits))
 
 
-def _data(explanation: Explanation, by: Unit | None) -> dict[str, Any]:
-    from rag_explain.render.view import at
+def _write_terminal(found: Explanation | Hits, top: int, by: Unit | None) -> None:
+    from rich.console import Console
 
-    return (explanation if by is None else at(explanation, by)).to_dict()
+    from rag_explain.render.terminal import draw
+    from rag_explain.render.views.explanation import explanation_view
+    from rag_explain.render.views.hits import hits_view
+    from rag_explain.results.explanation import Explanation
+
+    if isinstance(found, Explanation):
+        view = explanation_view(found, top=top, by=by)
+    else:
+        view = hits_view(found, top=top, by=by)
+    Console(highlight=False).print(draw(view))
 
 
 def _count(text: str) -> int:

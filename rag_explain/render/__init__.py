@@ -1,1 +1,1 @@
-"""Views of an Explanation: terminal, HTML, notebook, plots."""
+"""Results for people: a view says what is shown, as blocks, and a terminal or a notebook draws it; pages; figures."""

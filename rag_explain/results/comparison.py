@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_explain.results.display import Viewable
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.serialization import to_plain
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rag_explain.render.blocks import View
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Viewable):
     """Several methods on one pair.
 
     Attributes:
@@ -47,6 +48,8 @@ class Comparison:
         pairs of words;
             NaN where a method refused or gives all pairs the same value.
     """
+
+    _width: ClassVar[int] = 120
 
     rows: tuple[Compared, ...]
     agreement: NDArray[np.float64]
@@ -81,15 +84,10 @@ class Comparison:
             "agreement": to_plain(self.agreement),
         }
 
-    def __rich__(self) -> RenderableType:
-        from rag_explain.render.comparison import comparison_view
+    def _view(self) -> View:
+        from rag_explain.render.views.comparison import comparison_view
 
         return comparison_view(self)
-
-    def __str__(self) -> str:
-        from rag_explain.render.comparison import comparison_text
-
-        return comparison_text(self)
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(row.method for row in self.rows)})"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rag_explain.errors import InvalidInput
+from rag_explain.results.display import Viewable
 from rag_explain.results.explanation import Explanation
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rag_explain.render.blocks import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Difference:
 
 
 @dataclass(frozen=True, eq=False)
-class Contrast:
+class Contrast(Viewable):
     """Two documents for one query: the one that was wanted and the one that was got.
 
     The differences of all pairs of words and `unattributed` sum to `difference`, as far as the method is additive.
@@ -96,15 +97,10 @@ class Contrast:
             "got": self.got.to_dict(),
         }
 
-    def __rich__(self) -> RenderableType:
-        from rag_explain.render.contrast import contrast_view
+    def _view(self) -> View:
+        from rag_explain.render.views.contrast import contrast_view
 
         return contrast_view(self)
-
-    def __str__(self) -> str:
-        from rag_explain.render.contrast import plain_text
-
-        return plain_text(self)
 
     def __repr__(self) -> str:
         return f"Contrast(wanted={self.wanted.score:.4f}, got={self.got.score:.4f}, {self.got.method})"

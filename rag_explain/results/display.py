@@ -1,34 +1,49 @@
-"""How results show themselves: as a page, in a notebook, in a terminal. Drawing itself is imported when it is used."""
+"""How results show themselves: in a terminal, in a notebook, as a page. Drawing itself is imported when it is used."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from rag_explain.render.blocks import View
 
-class Displayable:
-    """A result, or a tuple of results, that can be looked at. Looking at a hit computes its explanation."""
+
+class Viewable:
+    """A result that a terminal, a notebook and `print` show as the view that it names."""
+
+    __slots__ = ()
+    _width: ClassVar[int] = 100  # characters of a line that is printed
+
+    def _view(self) -> View:
+        raise NotImplementedError
+
+    def __rich__(self) -> RenderableType:
+        from rag_explain.render.terminal import draw
+
+        return draw(self._view())
+
+    def _repr_html_(self) -> str:
+        from rag_explain.render.notebook import draw
+
+        return draw(self._view())
+
+    def __str__(self) -> str:
+        from rag_explain.render.terminal import plain_text
+
+        return plain_text(self._view(), self._width)
+
+
+class Displayable(Viewable):
+    """A result, or a tuple of results, that also has a page to explore. Looking at a hit computes its explanation."""
 
     __slots__ = ()
 
     def to_html(self, path: str | Path | None = None) -> str:
         """A self-contained page, one colour scale for all of it; also written to `path` when one is given."""
-        from rag_explain.render.html import write_page
+        from rag_explain.render.page import write_page
 
-        return write_page(self._items(), path)
-
-    def _repr_html_(self) -> str:
-        from rag_explain.render.notebook import fragment
-
-        return fragment(self._items())
-
-    def __rich__(self) -> RenderableType:
-        from rag_explain.render.terminal import items_view
-
-        return items_view(self._items())
-
-    def _items(self) -> tuple[Any, ...]:
-        return self if isinstance(self, tuple) else (self,)
+        items: tuple[Any, ...] = self if isinstance(self, tuple) else (self,)
+        return write_page(items, path)

@@ -40,6 +40,8 @@ from rag_explain.texts.units import text_units
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from rag_explain.render.blocks import View
+
 Array = NDArray[np.float32]
 FORMAT, VERSION = "rag_explain.explanation", 2
 
@@ -253,10 +255,10 @@ class Explanation(ReadOnly, Displayable):
 
         return plot(self, kind, path)
 
-    def __str__(self) -> str:
-        from rag_explain.render.terminal import plain_text
+    def _view(self) -> View:
+        from rag_explain.render.views.explanation import explanation_view
 
-        return plain_text(self)
+        return explanation_view(self)
 
     def __repr__(self) -> str:
         n_q, n_d = self.pairs.shape

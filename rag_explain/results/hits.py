@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.deferred import Deferred, Status, load
@@ -13,6 +13,9 @@ from rag_explain.results.explanation import Explanation
 from rag_explain.results.metric import Metric
 from rag_explain.results.notices import OTHER_SCORE
 from rag_explain.results.serialization import to_plain
+
+if TYPE_CHECKING:
+    from rag_explain.render.blocks import View
 
 
 def _not_asked_for() -> Deferred[Explanation]:
@@ -71,6 +74,11 @@ class Hit(Displayable):
         claimed, exact = None if metric is None else metric.similarity(self.score), self.similarity
         return None if claimed is None or exact is None else claimed - exact
 
+    def _view(self) -> View:
+        return Hits((self,))._view()
+
+    __str__ = object.__str__  # printing computes nothing
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON. Never computes: a pending explanation is written as None."""
         explanation = self.handle.peek()
@@ -103,6 +111,13 @@ class Hits(tuple[Hit, ...], Displayable):
             raise InvalidInput(f"a hit has no part {part!r} to load: use 'explanation'")
         load(hit.handle for hit in self)
         return self
+
+    def _view(self) -> View:
+        from rag_explain.render.views.hits import hits_view
+
+        return hits_view(self)
+
+    __str__ = object.__str__  # printing computes nothing
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Hit: ...

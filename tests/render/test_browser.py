@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_explain.render.html import write_page
-from rag_explain.render.notebook import fragment
+from rag_explain.render.page import write_page
 from rag_explain.results.hits import Hits
 from tests.support.samples import DOCUMENT, HOSTILE, OTHER, explain, hits, hostile
 
@@ -463,7 +462,8 @@ def test_hostile_documents_run_nothing_and_add_nothing(show: Open, text: str) ->
         one.locator(".text").first.locator(".w").last.hover()  # the last word is never under the next one's margin
     assert set(page.evaluate(NAMES)) <= set(harmless.evaluate(NAMES))
     assert page.evaluate("window.hacked") is None
-    notebook = show(f"<!doctype html><meta charset=utf-8><link rel=icon href=data:,>{fragment(hostile(text))}")
+    output = Hits(hostile(text))._repr_html_()
+    notebook = show(f"<!doctype html><meta charset=utf-8><link rel=icon href=data:,>{output}")
     assert notebook.evaluate("window.hacked") is None
     assert not {"script", "img", "iframe", "svg", "i", "@onload", "@onerror", "@src"} & set(notebook.evaluate(NAMES))
 

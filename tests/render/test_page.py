@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rag_explain.render.html import LONG, write_page
+from rag_explain.errors import InvalidInput
+from rag_explain.render.page import LONG, write_page
 from rag_explain.results.hits import Hit
 from tests.support.samples import HOSTILE, OTHER, explain, hits, hostile
 
@@ -87,6 +88,13 @@ def test_hits_groups_and_queries() -> None:
     assert [len(section["cards"]) for section in queries["sections"]] == [1, 2]
     assert data_of(write_page([]))["sections"] == []
     assert hits().to_html()
+
+
+def test_explanations_of_different_pairs_cannot_be_shown_as_one() -> None:
+    [card] = data_of(write_page([[explain(), explain(method="ij")]]))["sections"][0]["cards"]
+    assert len(card["shown"]) == 2
+    with pytest.raises(InvalidInput, match="same query and document"):
+        write_page([[explain(), explain(document=OTHER)]])
 
 
 @pytest.mark.slow

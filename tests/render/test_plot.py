@@ -53,7 +53,7 @@ def test_the_heatmap_shows_words_of_short_texts_and_sentences_of_long_ones() -> 
 
 def test_the_caption_says_whether_it_adds_up() -> None:
     text = explain().plot().texts[0].get_text()
-    assert "not attributable; adds up to the score, gap" in text
+    assert "no word; adds up to the score, gap" in text
 
 
 @pytest.mark.parametrize("kind", ["heatmap", "connections"])

@@ -44,7 +44,7 @@ def test_a_word_of_both_documents_is_one_pair() -> None:
 def test_it_shows_itself_and_serialises() -> None:
     contrast = Contrast(explain(document=OTHER, surrogate="a reranker made the score"), explain(document=DOCUMENT))
     text = str(contrast)
-    for expected in ("wanted", "got", "difference", "unattributed", "password", "! wanted: Surrogate: a reranker"):
+    for expected in ("wanted", "got", "difference", "no word", "password", "! wanted: Stand-in: a reranker"):
         assert expected in text
     assert "\x1b" not in text
     data = json.loads(json.dumps(contrast.to_dict()))

@@ -1,4 +1,4 @@
-"""Explanations as HTML: a self-contained page with a little script, and a fragment without any for notebooks.
+"""Explanations as a self-contained page to explore, with a little script.
 
 The page carries its data as JSON in a block that no browser runs; one script, named by its hash in the page's
 Content-Security-Policy, turns it into text nodes. Nothing in a document becomes markup, nothing is fetched.
@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rag_explain.render import view
-from rag_explain.render.notebook import fragment
+from rag_explain.errors import InvalidInput
+from rag_explain.render.pieces import in_unit, pieces
+from rag_explain.render.sentences import all_visible, balance, facts, missing, names, notices, source
+from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit
 from rag_explain.texts.tokens import Role
 
-__all__ = ["fragment", "write_page"]
+Item: TypeAlias = Explanation | Hit | Sequence[Explanation]
+"""What a page shows: an explanation, a hit, or several explanations of one pair by different methods."""
 
 # A document with more words than this is shown by sentences beside its text, a shorter one by all its pairs.
 LONG = 60
@@ -56,63 +60,66 @@ for all documents of a method.</p>
 """
 
 
-def write_page(items: Iterable[view.Item], path: str | Path | None = None) -> str:
+def write_page(items: Iterable[Item], path: str | Path | None = None) -> str:
     """A page for explanations, hits, or groups of explanations of one pair; also written to `path`, if given."""
     style, script = _asset("page.css"), _asset("page.js")
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            f"style-src '{_hash(style)}'",
-            f"script-src '{_hash(script)}'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
-    )
+    sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     page = _PAGE.format(policy=policy, style=style, script=script, data=_json(_page_data(items)))
     if path is not None:
         Path(path).write_text(page, encoding="utf-8")
     return page
 
 
-def _page_data(items: Iterable[view.Item]) -> dict[str, Any]:
-    cards = view.cards(items)
-    sections = []
+def _page_data(items: Iterable[Item]) -> dict[str, Any]:
+    """One card for each item, in one section for each run of items of one query."""
+    items = list(items)
+    load(item.handle for item in items if isinstance(item, Hit))
+    sections: list[dict[str, Any]] = []
     query: str | None = None
-    keys: list[str | None] = []
-    for card in cards:  # a hit without an explanation stays with the query before it
-        query = card.explanations[0].query if card.explanations else query
-        keys.append(query)
-    for _, group in itertools.groupby(zip(keys, cards, strict=True), key=lambda pair: pair[0]):
-        members = [card for _, card in group]
-        methods = dict.fromkeys(view.visible(e.method) for card in members for e in card.explanations)
-        sections.append({"methods": list(methods), "cards": [_card_data(card) for card in members]})
-    return {"open": len(cards) == 1, "sections": sections}
+    for item in items:
+        explanations = _explanations(item)
+        asked = explanations[0].query if explanations else query  # without one, it stays with the query before it
+        if not sections or asked != query:
+            sections.append({"methods": [], "cards": []})
+            query = asked
+        methods = sections[-1]["methods"]
+        methods += dict.fromkeys(one.method for one in explanations if one.method not in methods)
+        card = {"shown": [_shown_data(one) for one in explanations]}
+        sections[-1]["cards"].append(card | _hit_data(item) if isinstance(item, Hit) else card)
+    return {"open": len(items) == 1, "sections": sections}
 
 
-def _card_data(card: view.Card) -> dict[str, Any]:
-    hit = card.hit
-    data: dict[str, Any] = {"shown": [_shown_data(explanation) for explanation in card.explanations]}
-    if hit is not None:
-        data |= {"rank": hit.rank, "title": view.visible(hit.id), "facts": view.facts(hit)}
-        data |= {"text": view.visible(hit.text or ""), "missing": view.missing(hit)}
-    return data
+def _explanations(item: Item) -> tuple[Explanation, ...]:
+    """The explanations of one card, by different methods; none for a hit that has none."""
+    if isinstance(item, Hit):
+        return () if item.explanation is None else (item.explanation,)
+    group = (item,) if isinstance(item, Explanation) else tuple(item)
+    if len({(one.query, one.document) for one in group}) != 1:
+        raise InvalidInput("explanations shown as one must be of the same query and document")
+    return group
+
+
+def _hit_data(hit: Hit) -> dict[str, Any]:
+    about = {"facts": facts(hit), "missing": missing(hit)}
+    return {"rank": hit.rank, "title": hit.id, "text": hit.text or "", **about}
 
 
 def _shown_data(explanation: Explanation) -> dict[str, Any]:
-    shown = view.at(explanation)
+    shown = in_unit(explanation)
     return {
-        "method": view.visible(shown.method),
+        "method": shown.method,
         "unit": shown.unit,
         "score": shown.score,
         "unattributed": shown.unattributed,
         "additive": shown.additive,
-        "balance": view.balance(shown),
-        "source": view.source(shown),
-        "notices": view.notices(shown),
+        "balance": balance(shown),
+        "source": source(shown),
+        "notices": notices(shown),
         "query": _pieces(shown, "query"),
         "document": _pieces(shown, "document"),
-        "queryNames": [view.name(token, i) for i, token in enumerate(shown.query_tokens)],
-        "documentNames": [view.name(token, i) for i, token in enumerate(shown.document_tokens)],
+        "queryNames": names(shown.query_tokens),
+        "documentNames": names(shown.document_tokens),
         "pairs": _rounded(shown.pairs),
         "similarities": None if shown.similarities is None else _rounded(shown.similarities),
         "sentences": _sentences(shown),
@@ -125,32 +132,31 @@ def _sentences(shown: Explanation) -> dict[str, Any] | None:
     by_sentence = shown.by_sentence()
     if len(by_sentence.document_tokens) < 2:
         return None
-    texts = [view.name(token, i) for i, token in enumerate(by_sentence.document_tokens)]
-    return {"texts": texts, "pairs": _rounded(by_sentence.pairs)}
+    return {"texts": names(by_sentence.document_tokens), "pairs": _rounded(by_sentence.pairs)}
 
 
 def _pieces(shown: Explanation, side: Role) -> list[list[Any]]:
     return [
-        [piece.text, -1 if piece.token is None else piece.token, int(piece.seen)] for piece in view.pieces(shown, side)
+        [piece.text, -1 if piece.token is None else piece.token, int(piece.is_read)] for piece in pieces(shown, side)
     ]
 
 
-def _rounded(values: np.ndarray[Any, np.dtype[np.float32]]) -> list[list[float]]:
+def _rounded(values: NDArray[np.float32]) -> list[list[float]]:
     """Enough digits for what is shown; half the size of all of them."""
     return [[float(f"{value:.5g}") for value in row] for row in values.tolist()]
 
 
 def _json(data: dict[str, Any]) -> str:
     """JSON that can stand inside a script element whatever it holds: no character of it can end the element."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(all_visible(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
 @cache
-def _asset(name: str) -> str:
-    return resources.files("rag_explain.render").joinpath(name).read_text(encoding="utf-8")
+def _asset(file: str) -> str:
+    return resources.files("rag_explain.render").joinpath(file).read_text(encoding="utf-8")
 
 
 def _hash(content: str) -> str:

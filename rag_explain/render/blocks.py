@@ -1,0 +1,135 @@
+"""What is shown, not how: a view is sections of blocks, and each drawer draws any of them.
+
+Every string in a block passes `visible` when the block is made, so that no view can forget it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias
+
+from rag_explain.render.sentences import all_visible
+
+
+@dataclass(frozen=True, slots=True)
+class _Visible:
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, all_visible(getattr(self, field.name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(_Visible):
+    """A stretch of a text: the number of the token it belongs to, if any, and whether the encoder read it."""
+
+    text: str
+    token: int | None = None
+    is_read: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Words(_Visible):
+    """A whole text, its words tinted by what each token carries; without values, as it is.
+
+    Attributes:
+        values, notes: one per token: what it carries, and a sentence about it for where one can point at it.
+        scale: the |value| that gets the strongest tint.
+    """
+
+    pieces: tuple[Piece, ...]
+    values: tuple[float, ...] = ()
+    scale: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled(_Visible):
+    """A text with its name, and with a number that belongs to it."""
+
+    label: str
+    words: Words
+    number: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts(_Visible):
+    """Labelled texts one below the other; the first is the query."""
+
+    rows: tuple[Labelled, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures(_Visible):
+    """A total and the parts it is the sum of, each with its name."""
+
+    name: str
+    total: str
+    parts: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.total}{self.sum}"
+
+    @property
+    def sum(self) -> str:
+        """The parts after an equals sign; nothing where there are none."""
+        return " =" * bool(self.parts) + "".join(f" {value} {name}" for value, name in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Line(_Visible):
+    """A sentence; a `warning` is what a reader must know before trusting the numbers."""
+
+    text: str
+    tone: Literal["plain", "muted", "aside", "warning"] = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Column(_Visible):
+    """A column of a table; `width` is the most characters it takes where room is scarce."""
+
+    title: str
+    is_number: bool = False
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table(_Visible):
+    """Rows of cells, one cell per column.
+
+    Attributes:
+        title: what the rows are, for a medium that can fold the table away.
+        bars: one value per row, drawn as a bar where a medium can; `scale` is the |value| of the longest.
+        brief: for one of several tables of the same columns: a medium that can fold it does, and one that cannot
+            shows this many rows, without headings.
+    """
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+    bars: tuple[float, ...] = ()
+    scale: float = 0.0
+    brief: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Legend(_Visible):
+    """The scale of the tints, for a medium whose tints are continuous."""
+
+    scale: float
+    text: str
+
+
+Block: TypeAlias = Texts | Words | Figures | Line | Table | Legend
+
+
+@dataclass(frozen=True, slots=True)
+class Section(_Visible):
+    """Blocks that belong together, set off from the other sections; about one result among several, with its rank."""
+
+    blocks: tuple[Block, ...]
+    title: str = ""
+    rank: int | None = None
+    facts: str = ""
+
+
+View: TypeAlias = tuple[Section, ...]

@@ -1,0 +1,119 @@
+"""The words of every view, computed once: numbers, names, whether it adds up, what a reader must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit
+from rag_explain.results.notices import METHOD, STAND_INS, Notice
+from rag_explain.texts.tokens import Role, Token, Unit
+
+# Control characters move cursors and colour terminals, overrides turn text around: shown as such, not obeyed.
+_CONTROLS = dict.fromkeys(
+    [*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x202D, 0x202E, *range(0xD800, 0xE000)], 0xFFFD
+)
+# What turns a part of a text around until it is closed: a line that is cut may have lost the closing one.
+_DIRECTIONS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
+_MET = 3
+
+
+def visible(text: str) -> str:
+    """`text` without anything that acts instead of being seen."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_CONTROLS)
+
+
+def all_visible(value: Any) -> Any:
+    """The same value with every string in it visible, inside tuples, lists and dictionaries."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, tuple | list):
+        return type(value)(map(all_visible, value))
+    return {key: all_visible(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def one_line(text: str | None, width: int | None = None) -> str:
+    """Visible text on one line of at most `width` characters; what is cut off is marked."""
+    if text is None:
+        return "(no text)"
+    flat = " ".join(visible(text.translate(_DIRECTIONS)).split())
+    return flat if width is None or len(flat) <= width else f"{flat[: width - 1]}…"
+
+
+def name(token: Token, index: int, width: int | None = None) -> str:
+    """What to call a token; by its number where its text is not kept."""
+    return one_line(token.label, width) or f"{index + 1}"
+
+
+def names(tokens: Iterable[Token], width: int | None = None) -> list[str]:
+    """What to call the tokens of one side."""
+    return [name(token, index, width) for index, token in enumerate(tokens)]
+
+
+def number(value: float) -> str:
+    """A signed number in score units."""
+    return f"{value:+.4f}"
+
+
+def no_word(unit: Unit) -> str:
+    """What to call the part of a score that no pair of this unit carries."""
+    return f"no {unit}"
+
+
+def balance(explanation: Explanation) -> str:
+    """Whether it adds up, in one sentence."""
+    gap = explanation.gap
+    if gap is None:
+        return f"{explanation.method} ranks pairs and does not claim to add up to the score"
+    exact = abs(gap) <= 1e-4 * max(1.0, float(np.abs(explanation.matrix, dtype=np.float64).sum()))
+    return f"{'adds up to the score' if exact else 'does not add up to the score'}, gap {gap:+.1e}"
+
+
+def source(explanation: Explanation) -> str:
+    """Which method on which model, with its settings."""
+    settings = [f"{key} {value}" for key, value in explanation.settings.items() if value is not None]
+    return " · ".join(part for part in [explanation.method, explanation.model, *settings] if part)
+
+
+def notices(explanation: Explanation) -> list[str]:
+    """What a reader must know before trusting the numbers."""
+    reason = explanation.surrogate
+    found = [] if reason is None else [f"Stand-in: {reason}"]
+    found += [_notice(notice) for notice in explanation.notices if notice.code not in STAND_INS]
+    if explanation.query is None or explanation.document is None:
+        found.append("The texts were not kept: words are shown by their numbers.")
+    if explanation.references:
+        known = ", ".join(f"{key} {value:.4g}" for key, value in explanation.references.items())
+        found.append(f"References: {known}")
+    return found
+
+
+def facts(hit: Hit) -> str:
+    """What the index said of this hit, and what it is exactly where that differs."""
+    found = ["no score of its own" if hit.score is None else f"{hit.score:.4f} {hit.metric}"]
+    if hit.similarity is not None and (hit.score is None or abs(hit.similarity - hit.score) > 5e-5):
+        found.append(f"exact similarity {hit.similarity:.4f}")
+    if hit.gap is not None and abs(hit.gap) > 5e-5:
+        found.append(f"the index differs by {hit.gap:+.4f}")
+    return " · ".join(found)
+
+
+def missing(hit: Hit) -> str:
+    """Why there is nothing to show."""
+    return f"No explanation ({hit.status}): {hit.reason or 'no reason given'}"
+
+
+def met(explanation: Explanation, side: Role, index: int) -> str:
+    """What one token carries and the tokens of the other side it met most."""
+    row = explanation.pairs[index] if side == "query" else explanation.pairs[:, index]
+    others = explanation.document_tokens if side == "query" else explanation.query_tokens
+    best = np.argsort(-np.abs(row), kind="stable")[:_MET]
+    named = ", ".join(f"{name(others[k], int(k))} {number(float(row[k]))}" for k in best)
+    return f"carries {number(float(row.sum()))} score units; met {named}" if named else ""
+
+
+def _notice(notice: Notice) -> str:
+    return f"Note: {notice.text}" if notice.code == METHOD else notice.text

@@ -1,0 +1,1 @@
+"""Views: each module has a function from a result to sections of blocks, which any drawer can draw."""

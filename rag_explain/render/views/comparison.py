@@ -1,0 +1,42 @@
+"""A comparison of methods: the methods below one another, then the agreement of each with each."""
+
+from __future__ import annotations
+
+import math
+
+from rag_explain.render.blocks import Column, Line, Section, Table, View
+from rag_explain.render.sentences import one_line
+from rag_explain.results.comparison import Compared, Comparison
+
+_TOP = 3
+
+
+def comparison_view(comparison: Comparison) -> View:
+    """What each method says and costs, and how far they agree."""
+    numbers = (Column(title, is_number=True) for title in ("score", "gap", "error", "ms"))
+    columns = Column("method"), *numbers, Column("strongest pairs of words")
+    methods = Section((Table(columns, tuple(_cells(row) for row in comparison.rows)),))
+    if len(comparison.rows) < 2:
+        return (methods,)
+    title = Line("agreement: rank correlation of the pairs of words", "muted")
+    return methods, Section((title, _agreement(comparison)))
+
+
+def _cells(row: Compared) -> tuple[str, ...]:
+    explanation = row.explanation
+    if explanation is None:
+        return row.method, "", "", "", "", f"refused: {row.reason or 'no reason given'}"
+    best = explanation.by_word().top_pairs(_TOP)
+    pairs = ", ".join(f"{one_line(pair.query.label)} ~ {one_line(pair.document.label)}" for pair in best)
+    gap = "not additive" if explanation.gap is None else f"{explanation.gap:+.0e}"
+    error = "" if row.error is None else f"{row.error:.0e}"
+    return row.method, f"{explanation.score:.4f}", gap, error, f"{row.seconds * 1000:.0f}", pairs
+
+
+def _agreement(comparison: Comparison) -> Table:
+    columns = Column(""), *(Column(row.method, is_number=True) for row in comparison.rows)
+    rows = (
+        (row.method, *("" if math.isnan(value) else f"{value:.2f}" for value in values))
+        for row, values in zip(comparison.rows, comparison.agreement, strict=True)
+    )
+    return Table(columns, tuple(rows))

@@ -1,0 +1,64 @@
+"""Hits one below the other, with their words tinted on one scale for each method: methods do not share a unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rag_explain.render import sentences
+from rag_explain.render.blocks import Block, Labelled, Line, Piece, Section, Texts, View, Words
+from rag_explain.render.pieces import in_unit, pieces
+from rag_explain.render.views.explanation import figures, key, legend, pairs, strongest, warnings, words
+from rag_explain.results.deferred import load
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit
+from rag_explain.texts.tokens import Unit
+
+# Pairs in a table that can be folded away.
+_PAIRS = 8
+
+
+def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> View:
+    """Each hit with its text and its `top` strongest pairs. Pending explanations are computed, in one batch."""
+    hits = tuple(hits)
+    load(hit.handle for hit in hits)
+    shown = [None if hit.explanation is None else in_unit(hit.explanation, by) for hit in hits]
+    explained = [one for one in shown if one is not None]
+    scales = _scales(explained)
+    sections = [_query(explained[0])] if explained else []
+    query = explained[0].query if explained else None
+    for hit, why in zip(hits, shown, strict=True):
+        if why is not None and why.query != query:
+            query = why.query
+            sections.append(_query(why))
+        body = _missing(hit) if why is None else _body(why, top, *scales[why.method])
+        sections.append(Section(body, hit.id, hit.rank, sentences.facts(hit)))
+    return (*sections, _notes(explained, scales)) if hits else (Section((Line("no hits"),)),)
+
+
+def _scales(explained: Iterable[Explanation]) -> dict[str, tuple[float, float]]:
+    """For each method, what gets the strongest tint and what gets the longest bar."""
+    scales: dict[str, tuple[float, float]] = {}
+    for one in explained:
+        tint, bar = scales.get(one.method, (0.0, 0.0))
+        scales[one.method] = max(tint, strongest(one.document_saliency())), max(bar, strongest(one.pairs))
+    return scales
+
+
+def _notes(explained: Sequence[Explanation], scales: Mapping[str, tuple[float, float]]) -> Section:
+    """What holds for all hits, said once."""
+    sources = (Line(source, "muted") for source in dict.fromkeys(map(sentences.source, explained)))
+    keys = (key(one, "pairs in score units, with their share of Σ|pairs|; ") for one in explained[:1])
+    return Section((*sources, *keys, *(legend(tint, method) for method, (tint, _) in scales.items())))
+
+
+def _query(shown: Explanation) -> Section:
+    """The query, said once for all its hits and therefore not in the tints of one of them."""
+    return Section((Texts((Labelled("query", Words(pieces(shown, "query"))),)),))
+
+
+def _body(shown: Explanation, top: int, tint: float, bar: float) -> tuple[Block, ...]:
+    return words(shown, "document", tint), *figures(shown), *warnings(shown), *pairs(shown, _PAIRS, bar, brief=top)
+
+
+def _missing(hit: Hit) -> tuple[Block, ...]:
+    return Words((Piece(hit.text or ""),)), Line(sentences.missing(hit), "aside")

@@ -1,0 +1,118 @@
+"""What holds for every view and every drawer: one gate, one palette, one batch."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import resources
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rag_explain.cli.output import write
+from rag_explain.render import palette
+from rag_explain.render.blocks import (
+    Column,
+    Figures,
+    Labelled,
+    Legend,
+    Line,
+    Piece,
+    Section,
+    Table,
+    Texts,
+    Words,
+)
+from rag_explain.render.notebook import draw as draw_notebook
+from rag_explain.render.terminal import plain_text
+from rag_explain.results.comparison import Compared, Comparison
+from rag_explain.results.contrast import Contrast
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit, Hits
+from tests.support.samples import DOCUMENT, OTHER, QUERY, explain
+
+RAW = "\x1b[2J\u202eraw"
+SEEN = "\ufffd[2J\ufffdraw"
+EVERY_BLOCK = (
+    Section((Texts((Labelled(RAW, Words((Piece(RAW, 0), Piece(RAW, None, False)), (0.5,), 1.0, (RAW,)), RAW),)),)),
+    Section((Figures(RAW, RAW, ((RAW, RAW),)), Line(RAW), Line(RAW, "muted"), Line(RAW, "warning"))),
+    Section((Table((Column(RAW), Column(RAW, is_number=True)), ((RAW, RAW),), RAW, (0.5,), 1.0), Legend(1.0, RAW))),
+    Section((Words((Piece(RAW),)),), RAW, 1, RAW),
+)
+
+
+@pytest.mark.parametrize(("draw", "count"), [(plain_text, 18), (draw_notebook, 21)])
+def test_no_block_lets_a_raw_string_through(draw: Callable[..., str], count: int) -> None:
+    shown = draw(EVERY_BLOCK)
+    assert not {"\x1b", "\u202e"} & set(shown)
+    assert shown.count(SEEN) == count
+
+
+LOOKS: dict[str, Callable[[Hits], object]] = {
+    "terminal": lambda found: Console(file=io.StringIO()).print(found),
+    "notebook": lambda found: found._repr_html_(),
+    "page": lambda found: found.to_html(),
+    "json": lambda found: write(found, argparse.Namespace(json=True, html=None, top=3, by=None)),
+    "command line": lambda found: write(found, argparse.Namespace(json=False, html=None, top=3, by=None)),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_looking_at_hits_computes_their_explanations_in_one_batch(look: str) -> None:
+    batches: list[int] = []
+
+    def alone() -> Explanation:
+        raise AssertionError("computed on its own")
+
+    def together(pending: Sequence[Deferred[Explanation]]) -> None:
+        batches.append(len(pending))
+        for one in pending:
+            one.fill(explain())
+
+    found = Hits(
+        Hit(id=str(k), text=DOCUMENT, rank=k, score=0.5, metric="cosine", handle=Deferred(alone, together=together))
+        for k in range(10)
+    )
+    repr(found)
+    str(found)
+    assert batches == []
+    LOOKS[look](found)
+    assert batches == [10]
+    assert {hit.status for hit in found} == {"ready"}
+
+
+def test_a_contrast_and_a_comparison_show_themselves_in_a_notebook() -> None:
+    contrast = Contrast(explain(document=OTHER, surrogate="a reranker made the score"), explain())._repr_html_()
+    for part in (QUERY, DOCUMENT[:30], OTHER[:30], "got - wanted", "no word", "wanted: Stand-in: a reranker"):
+        assert part in contrast
+    rows = [Compared("bilrp", explain(), 0.4), Compared("<b>", replace(explain(method="ij"), error=1e-4), 0.8)]
+    comparison = Comparison.of([*rows, Compared("bti", None, 0.1, "needs <i>more</i>")])._repr_html_()
+    for part in ("bilrp", "&lt;b&gt;", "refused: needs &lt;i&gt;more&lt;/i&gt;", "rank correlation", "1.00"):
+        assert part in comparison
+
+
+def test_hits_of_several_queries_and_methods_keep_them_apart() -> None:
+    weak = explain("Another question", OTHER, method="ij")
+    weak = replace(weak, matrix=weak.matrix / 100, score=weak.score / 100)
+    found = [
+        Hit(id=str(k), text=one.document, rank=1, score=0.5, metric="cosine", handle=Deferred.ready(one))
+        for k, one in enumerate((explain(), explain(document=OTHER), weak))
+    ]
+    view = Hits(found)._view()
+    queries = [block.rows[0].words for section in view for block in section.blocks if isinstance(block, Texts)]
+    assert ["".join(piece.text for piece in words.pieces) for words in queries] == [QUERY, "Another question"]
+    scales = [block.scale for section in view for block in section.blocks if isinstance(block, Words)]
+    assert scales[0] == scales[1] == pytest.approx(np.abs(explain().by_word().document_saliency()).max())
+    assert scales[2] == pytest.approx(np.abs(weak.by_word().document_saliency()).max())
+
+
+def test_the_page_has_the_colours_of_the_palette() -> None:
+    style = resources.files("rag_explain.render").joinpath("page.css").read_text(encoding="utf-8")
+    light, _ = re.findall(r"--for: (\d+) (\d+) (\d+); --against: (\d+) (\d+) (\d+);", style)
+    assert tuple(map(int, light)) == (*palette.LIGHT.positive, *palette.LIGHT.negative)
+    assert f"--ink: {palette.INK}; --muted: {palette.MUTED};" in style
