@@ -236,7 +236,7 @@
       entry("total", "score", el("span", "num", shown.score.toFixed(4)));
       if (shown.additive) {
         entry("", `${shown.unit}s`, num(shown.score - shown.unattributed));
-        entry("", `not attributable to ${shown.unit}s`, num(shown.unattributed));
+        entry("", `no ${shown.unit}`, num(shown.unattributed));
       }
       return el("div", "sum", list, el("span", "check", shown.balance), el("span", "check", shown.source));
     }

@@ -49,7 +49,7 @@ _PAGE = """<!doctype html>
 <footer>
 <p>Every number is in score units: what a pair of words adds to the score, or takes from it. A share is of the
 sum of |pairs|, never of the score, which pairs of both signs and a part that no word carries make up together.
-“Not attributable to words” is the score less all pairs: special tokens, prompts, biases. Colours share one scale
+“No word” is the score less all pairs: special tokens, prompts, biases. Colours share one scale
 for all documents of a method.</p>
 </footer>
 </main>

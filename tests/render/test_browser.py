@@ -144,7 +144,7 @@ def test_the_figures_are_shown_in_score_units(show: Open) -> None:
     sums = page.locator(".sum").inner_text().replace("−", "-")
     assert f"{shown.score:.4f}" in sums
     assert f"{shown.unattributed:+.4f}" in sums
-    assert "not attributable to words" in sums
+    assert "no word" in sums
     assert "adds up to the score, gap" in sums
     assert page.locator(".text").inner_text() == DOCUMENT
     first = page.locator(".pairs tbody tr").first.inner_text()
