@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from rag_explain.linear import DEFAULT_MAX_BYTES
 from rag_explain.pairing import Placed
 from rag_explain.results.notices import Notice, truncation
 from rag_explain.scorers.base import Scorer
-from rag_explain.texts.tokens import Token, Unit
+from rag_explain.texts.tokens import Role, Token, Unit
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,7 +29,7 @@ class ExplainedPair:
 
     Attributes:
         matrix: (n_q + 1, n_d + 1) in score units.
-        query_unit, unit: what the query's and the document's tokens are.
+        unit: what the document's tokens are.
         references: what tells how far the method can be trusted on this pair.
         similarities: (n_q, n_d) cosines of all token pairs, for alignment methods.
         returned: what the user sees, where that is a function of the score.
@@ -40,7 +40,6 @@ class ExplainedPair:
     document_tokens: tuple[Token, ...]
     matrix: Array
     score: float
-    query_unit: Unit = "token"
     unit: Unit = "token"
     references: Mapping[str, Any] | None = None
     similarities: Array | None = None
@@ -49,40 +48,27 @@ class ExplainedPair:
     notices: tuple[Notice, ...] = ()
 
 
-class ReadText(Protocol):
-    """One text of a pair: `Factors`, a placed document, or a side of a batch."""
-
-    @property
-    def tokens(self) -> tuple[Token, ...]: ...
-
-    @property
-    def truncated(self) -> bool: ...
-
-
-def explained(query: ReadText, document: ReadText, matrix: Array, score: float, **more: Any) -> ExplainedPair:
+def explained(
+    query: Factors | Side, document: Factors | Side, matrix: Array, score: float, **more: Any
+) -> ExplainedPair:
     """The pair of two texts that were read, with a notice for each that was cut off."""
-    notices = [truncation(side) for side, text in _sides(query, document) if text.truncated]
-    return ExplainedPair(
-        query_tokens=more.pop("query_tokens", query.tokens),
-        document_tokens=more.pop("document_tokens", document.tokens),
-        matrix=matrix,
-        score=float(score),
-        query_unit=more.pop("query_unit", getattr(query, "unit", "token")),
-        unit=more.pop("unit", getattr(document, "unit", "token")),
-        notices=(*notices, *more.pop("notices", ())),
+    sides: list[tuple[Role, Factors | Side]] = [("query", query), ("document", document)]
+    notices = [truncation(side) for side, text in sides if text.truncated]
+    fields = {
+        "query_tokens": query.tokens,
+        "document_tokens": document.tokens,
+        "unit": document.unit if isinstance(document, Factors) else "token",
         **more,
-    )
-
-
-def _sides(query: ReadText, document: ReadText) -> tuple[tuple[Any, ReadText], ...]:
-    return ("query", query), ("document", document)
+        "notices": (*notices, *more.get("notices", ())),
+    }
+    return ExplainedPair(matrix=matrix, score=float(score), **fields)
 
 
 class Method(ABC):
     """One way to split a score, bound to a scorer.
 
-    `options` of a method are keyword arguments of its constructor; `settings` is what decides its numbers and therefore
-    belongs to the key of a cached result.
+    Options are keyword arguments of the constructor; `settings` is what decides the numbers, and is part of the key of
+    everything that is kept.
     """
 
     name: ClassVar[str]
@@ -235,6 +221,3 @@ def to_numpy(tensor: Tensor) -> Array:
     """A float32 copy in main memory."""
     result: Array = tensor.detach().to("cpu", torch.float32).numpy()
     return np.ascontiguousarray(result)
-
-
-__all__ = ["EncoderMethod", "ExplainedPair", "Method", "PairMethod", "Side", "explained", "to_numpy"]

@@ -92,7 +92,7 @@ class BTI(PairMethod):
             one = self._words(query, 0, left.hidden[0], asked)
             other = self._words(documents, index, right.hidden[index], answer)
             matrix, cosines = self._match(one, other)
-            units = {"query_tokens": one.tokens, "document_tokens": other.tokens, "query_unit": "word", "unit": "word"}
+            units = {"query_tokens": one.tokens, "document_tokens": other.tokens, "unit": "word"}
             more = {"references": {"cosine": cosine}, "similarities": cosines, **units}
             result.append(explained(query.side(0), documents.side(index), matrix, float(scores[index]), **more))
         return result
