@@ -75,6 +75,11 @@ def fields_from_dict(data: Mapping[str, Any], table: FieldTable, form: str, vers
         raise FormatError(f"this is not {what}: its format is {found!r}, not {form!r}")
     if data.get("version") != version:
         raise FormatError(f"format version {data.get('version')!r} cannot be read: this library reads {version}")
+    return read_fields(data, table, what)
+
+
+def read_fields(data: Mapping[str, Any], table: FieldTable, what: str) -> dict[str, Any]:
+    """The fields of the table, read from plain data; refuses damaged data."""
     try:
         return {
             name: data[name] if read is None or data[name] is None else read(data[name], data)
