@@ -17,26 +17,17 @@ import numpy as np
 
 from rag_explain.errors import FormatError
 from rag_explain.log.redaction import MASK, Policy
+from rag_explain.results import serialization as plain
 from rag_explain.results.explanation import FIELDS, Array, Explanation, Pair
 from rag_explain.results.notices import Notice
-from rag_explain.results.serialization import (
-    FieldTable,
-    Read,
-    Write,
-    fields_to_dict,
-    read_fields,
-    to_json,
-    write_tokens,
-)
-from rag_explain.texts.tokens import Token, Unit
+from rag_explain.texts.tokens import Token
 
 # The explanation holds the pairs that the log kept, and not all pairs of the original.
 KEPT_PAIRS = "kept-pairs"
 
 # The fields of an explanation that hold its words. A record has kept pairs instead of them, or a packed matrix.
 _WORDS = ("query", "document", "query_tokens", "document_tokens", "matrix", "similarities")
-_OUTLINE: FieldTable = {name: row for name, row in FIELDS.items() if name not in _WORDS}
-_WHOLE: FieldTable = {name: FIELDS[name] for name in (*_WORDS, "unit")}
+_OUTLINE: plain.FieldTable = {name: row for name, row in FIELDS.items() if name not in _WORDS}
 
 
 class KeptPair(NamedTuple):
@@ -47,48 +38,6 @@ class KeptPair(NamedTuple):
     document_start: int
     document_end: int
     value: float
-
-
-@dataclass(frozen=True)
-class PackedMatrix:
-    """The whole matrix. Tokens (JSON) and numbers (little-endian float32, row by row) are base64 of zlib."""
-
-    unit: Unit
-    tokens: str
-    cells: str
-    similarities: str | None
-
-    @classmethod
-    def of(cls, explanation: Explanation, query: str | None, document: str | None, *, redacted: bool) -> PackedMatrix:
-        """Packed. `query` and `document` are the texts as they are written: masked, or None when not kept."""
-        tokens = [
-            _shown(write_tokens(explanation.query_tokens), query, redacted),
-            _shown(write_tokens(explanation.document_tokens), document, redacted),
-        ]
-        similarities = explanation.similarities
-        return cls(
-            unit=explanation.unit,
-            tokens=_pack(to_json(tokens, compact=True).encode()),
-            cells=_pack(explanation.matrix.astype("<f4").tobytes()),
-            similarities=None if similarities is None else _pack(similarities.astype("<f4").tobytes()),
-        )
-
-    def words(self, query: str | None, document: str | None) -> dict[str, Any]:
-        """The fields of an explanation that hold its words."""
-        try:
-            query_tokens, document_tokens = json.loads(_unpack(self.tokens))
-            plain = {
-                "query": query,
-                "document": document,
-                "query_tokens": query_tokens,
-                "document_tokens": document_tokens,
-                "unit": self.unit,
-                "matrix": _numbers(self.cells),
-                "similarities": None if self.similarities is None else _numbers(self.similarities),
-            }
-        except (ValueError, zlib.error) as error:
-            raise FormatError(f"the matrix in this record is damaged: {error!r}") from error
-        return read_fields(plain, _WHOLE, "the matrix in this record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +53,7 @@ class LoggedExplanation:
         absolute: sum of |pairs| over all the original's pairs.
         pairs: the strongest pairs, strongest first.
         metadata_tokens: how many tokens of the embedded string lie outside the document's text.
-        matrix: the whole matrix, where it was kept.
+        matrix: the whole matrix with its tokens, packed, where it was kept.
     """
 
     outline: Explanation
@@ -114,7 +63,7 @@ class LoggedExplanation:
     absolute: float
     pairs: tuple[KeptPair, ...]
     metadata_tokens: int
-    matrix: PackedMatrix | None
+    matrix: str | None
 
     @classmethod
     def of(cls, explanation: Explanation, policy: Policy, query: str | None, document: str | None) -> LoggedExplanation:
@@ -122,31 +71,26 @@ class LoggedExplanation:
         shown = explanation
         if explanation.unit == "token" and explanation.query is not None and explanation.document is not None:
             shown = explanation.by_word()
-        n_q, n_d = shown.pairs.shape
-        redacted = policy.redact is not None
+        top = [(pair.query, pair.document, _short(pair.value)) for pair in shown.top_pairs(policy.top)]
         return cls(
             outline=replace(explanation, unit=shown.unit, **_no_words(float(explanation.matrix.sum(dtype=np.float64)))),
             gap=explanation.gap,
             unattributed=shown.unattributed,
-            size=(n_q, n_d),
+            size=(len(shown.query_tokens), len(shown.document_tokens)),
             absolute=_short(float(np.abs(shown.pairs, dtype=np.float64).sum())),
-            pairs=tuple(
-                KeptPair(pair.query.start, pair.query.end, pair.document.start, pair.document.end, _short(pair.value))
-                for pair in shown.top_pairs(policy.top)
-            ),
+            pairs=tuple(KeptPair(q.start, q.end, d.start, d.end, value) for q, d, value in top),
             metadata_tokens=sum(token.part == "metadata" for token in explanation.document_tokens),
-            matrix=PackedMatrix.of(explanation, query, document, redacted=redacted) if policy.matrices else None,
+            matrix=_packed(explanation, query, document, policy) if policy.matrices else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: the outline's fields and the log's own beside them."""
-        return fields_to_dict(self.outline, _OUTLINE) | fields_to_dict(self, _OWN)
+        return plain.fields_to_dict(self.outline, _OUTLINE) | plain.fields_to_dict(self, _OWN)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LoggedExplanation:
         """The inverse of `to_dict`."""
-        what = "an explanation in this record"
-        own, outline = read_fields(data, _OWN, what), read_fields(data, _OUTLINE, what)
+        own, outline = (plain.read_fields(data, table, "an explanation in this record") for table in (_OWN, _OUTLINE))
         carried = 0.0 if own["gap"] is None else outline["score"] - own["gap"]
         return cls(outline=Explanation(**outline, **_no_words(carried)), **own)
 
@@ -161,7 +105,7 @@ class LoggedExplanation:
     def explanation(self, query: str | None, document: str | None) -> Explanation:
         """The original where its matrix was kept, else an explanation of the kept pairs that says so by a notice."""
         if self.matrix is not None:
-            return replace(self.outline, **self.matrix.words(query, document))
+            return replace(self.outline, **_unpacked(self.matrix, query, document))
         return self._of_kept_pairs(query, document)
 
     def _of_kept_pairs(self, query: str | None, document: str | None) -> Explanation:
@@ -181,31 +125,22 @@ class LoggedExplanation:
             document_tokens=tuple(_token(start, end, document) for start, end in columns),
             matrix=matrix.astype(np.float32),
         )
-        every = self.size[0] * self.size[1]
-        return kept if len(self.pairs) == every else kept.with_notices(_only_kept(len(self.pairs), every))
+        count, every = len(self.pairs), self.size[0] * self.size[1]
+        text = f"The log kept the strongest {count} of {every} pairs. The other pairs are counted as unattributed here."
+        return kept if count == every else kept.with_notices(Notice(KEPT_PAIRS, text))
 
 
-def table(kind: type[Any], **rows: tuple[Write | None, Read | None]) -> FieldTable:
+def table(kind: type[Any], **rows: tuple[plain.Write | None, plain.Read | None]) -> plain.FieldTable:
     """One row per field of a dataclass, which is written and read as it is unless a row says otherwise."""
     return {item.name: rows.get(item.name, (None, None)) for item in fields(kind)}
 
 
-_PACKED = table(PackedMatrix)
-_OWN = table(
+_LOGGED = table(
     LoggedExplanation,
     size=(list, lambda size, data: tuple(size)),
     pairs=(list, lambda pairs, data: tuple(KeptPair(*pair) for pair in pairs)),
-    matrix=(
-        lambda matrix: fields_to_dict(matrix, _PACKED),
-        lambda matrix, data: PackedMatrix(**read_fields(matrix, _PACKED, "the matrix in this record")),
-    ),
 )
-_OWN = {name: row for name, row in _OWN.items() if name != "outline"}
-
-
-def _only_kept(kept: int, every: int) -> Notice:
-    text = f"The log kept the strongest {kept} of {every} pairs. The other pairs are counted as unattributed here."
-    return Notice(KEPT_PAIRS, text)
+_OWN = {name: row for name, row in _LOGGED.items() if name != "outline"}
 
 
 def _no_words(carried: float) -> dict[str, Any]:
@@ -214,32 +149,56 @@ def _no_words(carried: float) -> dict[str, Any]:
     return {**nothing, "matrix": np.array([[carried]], dtype=np.float32), "similarities": None}
 
 
-def _shown(tokens: Sequence[list[Any]], written: str | None, redacted: bool) -> list[list[Any]]:
-    """Tokens whose vocabulary piece says no more than the text that is written beside them."""
-    kept = []
-    for start, end, part, piece in tokens:
-        # The text of "metadata" tokens is not in the record, so no redaction hook has seen it.
-        unseen = redacted and part == "metadata"
-        hidden = part != "special" and (written is None or unseen or MASK in written[start:end])
-        kept.append([start, end, part, "" if hidden else piece])
-    return kept
-
-
 def _token(start: int, end: int, text: str | None) -> Token:
     return Token("" if text is None else text[start:end], start, end, "text" if end > start else "special")
 
 
-def _numbers(packed: str) -> Array:
-    return np.frombuffer(_unpack(packed), dtype="<f4")
-
-
-def _pack(raw: bytes) -> str:
-    return base64.b64encode(zlib.compress(raw)).decode("ascii")
-
-
-def _unpack(packed: str) -> bytes:
-    return zlib.decompress(base64.b64decode(packed))
-
-
 def _short(value: float) -> float:
     return float(f"{value:.6g}")  # a float32 has no more to say
+
+
+# ---------------------------------------------------------------------- the whole matrix
+
+
+def _packed(explanation: Explanation, query: str | None, document: str | None, policy: Policy) -> str:
+    """Base64 of zlib of JSON. `query` and `document` are the texts as they are written."""
+    words = {
+        "unit": explanation.unit,
+        "query_tokens": _shown(explanation.query_tokens, query, policy),
+        "document_tokens": _shown(explanation.document_tokens, document, policy),
+        "matrix": _base64(explanation.matrix.astype("<f4").tobytes()),
+        "similarities": None,
+    }
+    if explanation.similarities is not None:
+        words["similarities"] = _base64(explanation.similarities.astype("<f4").tobytes())
+    return _base64(zlib.compress(plain.to_json(words, compact=True).encode()))
+
+
+def _unpacked(packed: str, query: str | None, document: str | None) -> dict[str, Any]:
+    try:
+        words = json.loads(zlib.decompress(base64.b64decode(packed)))
+        for name in ("matrix", "similarities"):
+            words[name] = None if words[name] is None else _numbers(words[name])
+    except (ValueError, LookupError, TypeError, zlib.error) as error:
+        raise FormatError(f"the matrix in this record is damaged: {error!r}") from error
+    words |= {"query": query, "document": document}
+    return plain.read_fields(words, {name: FIELDS[name] for name in (*_WORDS, "unit")}, "the matrix in this record")
+
+
+def _shown(tokens: Sequence[Token], written: str | None, policy: Policy) -> list[list[Any]]:
+    """Tokens whose vocabulary piece says no more than the text that is written beside them."""
+    kept = []
+    for token in tokens:
+        # The text of "metadata" tokens is not in the record, so no redaction hook has seen it.
+        unseen = policy.redact is not None and token.part == "metadata"
+        hidden = token.part != "special" and (written is None or unseen or MASK in written[token.start : token.end])
+        kept.append([token.start, token.end, token.part, "" if hidden else token.piece])
+    return kept
+
+
+def _numbers(packed: str) -> Array:
+    return np.frombuffer(base64.b64decode(packed), dtype="<f4")
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode("ascii")

@@ -40,14 +40,6 @@ def _without(record: Record, documents: frozenset[str]) -> Record:
 
 
 def _emptied(hit: LoggedHit) -> LoggedHit:
-    """Only rank and score remain. Built anew, so that a member that is added later is not kept by mistake."""
-    return LoggedHit(
-        id="",
-        rank=hit.rank,
-        score=hit.score,
-        metric=hit.metric,
-        similarity=hit.similarity,
-        gap=hit.gap,
-        status="skipped",
-        reason=ERASED,
-    )
+    """Built anew from what may stay, so that a member that is added later is not kept by mistake."""
+    kept = {name: getattr(hit, name) for name in ("rank", "score", "metric", "similarity", "gap")}
+    return LoggedHit(id="", status="skipped", reason=ERASED, **kept)

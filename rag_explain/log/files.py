@@ -37,13 +37,10 @@ _CHUNK = 1 << 20
 
 
 class Folder:
-    """Where a log lives.
+    """Where a log lives; `ExplanationLog` explains the settings.
 
     Args:
         path: a folder (made when something is written), or one `.jsonl` or `.jsonl.gz` file, which can only be read.
-        max_bytes: the growing file is sealed before it gets larger than this.
-        max_age: ... and when its first record is older than this.
-        retention: sealed files older than this are deleted; None keeps them for ever.
     """
 
     def __init__(
@@ -82,8 +79,10 @@ class Folder:
         is_new = not self.current.exists()
         with open(self.current, "ab+", buffering=0, opener=_private) as file:
             size = file.seek(0, os.SEEK_END)
-            if size and not _ends_a_line(file):
-                data = b"\n" + data  # a writer was killed here: leave the piece on a line of its own
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    data = b"\n" + data  # a writer was killed here: leave the piece on a line of its own
             try:
                 left = memoryview(data)
                 while left:
@@ -100,14 +99,14 @@ class Folder:
             size = self.current.stat().st_size
         except FileNotFoundError:
             return False
-        if size and size + coming > self.max_bytes:
-            return True
-        return bool(size and self.max_age is not None and self._age() > self.max_age)
+        return size > 0 and (size + coming > self.max_bytes or self._is_old())
 
-    def _age(self) -> timedelta:
+    def _is_old(self) -> bool:
+        if self.max_age is None:
+            return False
         with self.current.open("rb") as file:
             first = next((line for line in _complete(file) if whole(line)), None)
-        return timedelta(0) if first is None else datetime.now(UTC) - summary(first).time
+        return first is not None and datetime.now(UTC) - summary(first).time > self.max_age
 
     def _seal(self) -> None:
         """Rename the growing file and compress it; a crash in between leaves a readable file."""
@@ -154,8 +153,7 @@ class Folder:
     def _locked(self) -> Iterator[None]:
         """The only writer. A new lock object each time: a forked process must not inherit a held one."""
         try:
-            lock = FileLock(self.path / "log.lock", mode=0o600)
-            with lock.acquire(_LOCK_SECONDS, _LOCK_POLL_SECONDS):
+            with FileLock(self.path / "log.lock", mode=0o600).acquire(_LOCK_SECONDS, _LOCK_POLL_SECONDS):
                 yield
         except Timeout:
             raise LogError(f"another process has held the log {self.path} for {_LOCK_SECONDS:.0f} s") from None
@@ -209,11 +207,6 @@ def _packed(path: Path) -> Path:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-def _ends_a_line(file: io.FileIO) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
 
 
 def _rewrite(path: Path, change: Callable[[bytes], bytes | None]) -> int:

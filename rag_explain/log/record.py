@@ -23,7 +23,7 @@ from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.log.compact import LoggedExplanation, table
 from rag_explain.log.redaction import Policy, Texts, digest, mask, mask_all
 from rag_explain.results.deferred import Deferred, Status, load
-from rag_explain.results.explanation import Explanation, Pair
+from rag_explain.results.explanation import Pair
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.serialization import (
     FieldTable,
@@ -41,36 +41,27 @@ _CHECK_LENGTH = len(',"check":""}') + 2 * _DIGEST_BYTES
 _HITS = b',"hits":['
 
 
-@dataclass(frozen=True)
+@dataclass
 class PendingRecord:
-    """An answer that is on its way into the log. Metadata are copies: the caller may change the originals."""
+    """An answer that is on its way into the log. Metadata are copied: the caller may change the originals."""
 
     query: str
-    answer: str | None
-    hits: tuple[Hit, ...]
-    hit_metadata: tuple[Mapping[str, Any], ...]
-    metadata: Mapping[str, Any]
+    answer: str | None = None
+    hits: Sequence[Hit] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     context: Any = None  # for the export: where the caller was
     id: str = field(default_factory=lambda: new_id())
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
-    @classmethod
-    def of(
-        cls,
-        query: str,
-        answer: str | None,
-        hits: Sequence[Hit],
-        metadata: Mapping[str, Any] | None,
-        context: Any = None,
-    ) -> PendingRecord:
-        """A new one with a new id; refuses arguments of other types."""
-        if not isinstance(query, str) or not (answer is None or isinstance(answer, str)):
+    def __post_init__(self) -> None:
+        if not isinstance(self.query, str) or not (self.answer is None or isinstance(self.answer, str)):
             raise InvalidInput("query and answer must be strings (answer may be None)")
-        for hit in hits:
+        for hit in self.hits:
             if not isinstance(hit, Hit):
                 raise InvalidInput(f"hits must be rag_explain.Hit objects, not {type(hit).__name__}")
-        copies = tuple(_copy(hit.metadata) for hit in hits)
-        return cls(query, answer, tuple(hits), copies, _copy(metadata or {}), context)
+        self.hits = tuple(self.hits)
+        self.hit_metadata = [_copy(hit.metadata) for hit in self.hits]
+        self.metadata = _copy(self.metadata)
 
 
 def new_id() -> str:
@@ -93,8 +84,7 @@ class LoggedHit:
     Attributes:
         similarity, gap: the exact similarity, and how far the index's score is from it; None where unknown.
         query, query_hash: what the retriever was asked, where a chain rewrote the record's query; else None.
-        around: what was embedded before and after the text.
-        around_hash: of both with a zero byte between; None where nothing was.
+        around, around_hash: what was embedded before and after the text; the hash is of both with a zero byte between.
     """
 
     id: str
@@ -117,15 +107,14 @@ class LoggedHit:
     @classmethod
     def of(cls, hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, compute: bool) -> LoggedHit:
         """What the policy keeps of a hit for `query`. A pending explanation is computed, or left as pending."""
-        explanation = hit.explanation if compute else hit.handle.peek()
-        asked = query if explanation is None or explanation.query is None else explanation.query
-        text = hit.text if explanation is None or explanation.document is None else explanation.document
-        shown_query, shown_text = policy.written(asked), policy.written(text)
-        rewritten = asked != query  # offsets of the explanation point into the words that the retriever was asked
+        why = hit.explanation if compute else hit.handle.peek()
+        # The texts into which the explanation's offsets point: a chain may have rewritten the query.
+        asked = query if why is None or why.query is None else why.query
+        text = hit.text if why is None or why.document is None else why.document
+        rewritten = None if asked == query else asked
+        shown = policy.written(text)
         before, after = hit.around
-        logged = None
-        if explanation is not None:
-            logged = LoggedExplanation.of(explanation, policy, shown_query, shown_text)
+        around = before or after
         return cls(
             id=hit.id,
             rank=hit.rank,
@@ -135,47 +124,31 @@ class LoggedHit:
             gap=to_plain(hit.gap),
             status=hit.status,
             reason=_reason(hit, policy),
-            text=shown_text,
+            text=shown,
             text_hash=policy.hashed(text),
-            query=shown_query if rewritten else None,
-            query_hash=policy.hashed(asked) if rewritten else None,
-            around=_around(before, after, policy),
-            around_hash=digest(f"{before}\0{after}", policy.hash_key) if before or after else None,
+            query=policy.written(rewritten),
+            query_hash=policy.hashed(rewritten),
+            around=(mask(before, policy.redact), mask(after, policy.redact)) if around and policy.keep_text else None,
+            around_hash=policy.hashed(f"{before}\0{after}") if around else None,
             metadata=mask_all(metadata, policy.redact) if policy.keep_text else {},
-            explanation=logged,
+            explanation=None if why is None else LoggedExplanation.of(why, policy, policy.written(asked), shown),
         )
 
     def hit(self, query: str | None) -> Hit:
         """The hit as the search returned it, with its explanation as far as it was kept."""
         if self.explanation is not None:
             handle = Deferred.ready(self.explanation.explanation(query, self.text))
-        elif self.status == "failed":
-            handle = Deferred[Explanation](None, status="failed", reason=self.reason)
         else:
-            handle = Deferred.skipped(self.reason or "it was not computed when it was logged")
-        return Hit(
-            id=self.id,
-            text=self.text,
-            rank=self.rank,
-            score=self.score,
-            metric=self.metric,
-            metadata=self.metadata,
-            handle=handle,
-            around=self.around or ("", ""),
-        )
+            status: Status = "failed" if self.status == "failed" else "skipped"
+            handle = Deferred(None, status=status, reason=self.reason or "it was not computed when it was logged")
+        own = {name: getattr(self, name) for name in ("id", "text", "rank", "score", "metric", "metadata")}
+        return Hit(**own, handle=handle, around=self.around or ("", ""))
 
 
 def _reason(hit: Hit, policy: Policy) -> str | None:
-    if hit.reason is None:
-        return None
-    # An error message may quote the text.
-    return mask(hit.reason, policy.redact) if policy.keep_text else hit.reason.split(":")[0]
-
-
-def _around(before: str, after: str, policy: Policy) -> tuple[str, str] | None:
-    if not policy.keep_text or not (before or after):
-        return None
-    return mask(before, policy.redact), mask(after, policy.redact)
+    if hit.reason is None or policy.keep_text:
+        return policy.written(hit.reason)
+    return hit.reason.split(":")[0]  # an error message may quote the text
 
 
 @dataclass(frozen=True, slots=True)

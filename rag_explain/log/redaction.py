@@ -28,15 +28,7 @@ _KEYED = "hmac-sha256:"
 
 @dataclass(frozen=True)
 class Policy:
-    """What of an answer is written.
-
-    Attributes:
-        top: how many word pairs of each explanation.
-        matrices: whether whole matrices are kept beside them.
-        keep_text: False writes offsets, weights and hashes, but no text at all.
-        redact: gives the spans of a text that must not be written.
-        hash_key: makes the hashes keyed, so that a guessed text cannot be confirmed without the key.
-    """
+    """What of an answer is written; the fields are arguments of `ExplanationLog`, which explains them."""
 
     top: int = 20
     matrices: bool = False

@@ -78,7 +78,8 @@ class ExplanationLog:
         export: where records go once they are written, for example `rag_explain.log.otel.TraceExport()`.
         background: False writes before `record` returns, and raises when it cannot.
         queue: how many answers may wait.
-        max_bytes, max_age: when the growing file is sealed and a new one begun.
+        max_bytes, max_age: the growing file is sealed, and a new one begun, before it gets larger than this, and when
+            its first record is older than this.
         retention: sealed files older than this are deleted. None: kept.
     """
 
@@ -138,7 +139,7 @@ class ExplanationLog:
         An id is a promise to try: what could not be kept is in `counts`, and the next record says how many are missing.
         """
         context = None if self._export is None else self._export.context()
-        pending = PendingRecord.of(query, answer, hits, metadata, context)
+        pending = PendingRecord(query, answer, hits, metadata or {}, context)
         if not self._background:
             self._record_now(pending)
             return pending.id
@@ -147,7 +148,9 @@ class ExplanationLog:
             if accepted:
                 self._count(accepted=1)
                 self._waiting.put(pending)
-                self._start()
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="rag-explain-log", daemon=True)
+                    self._thread.start()
             else:
                 self._count(dropped=1)
             first_dropped = not accepted and self._counts.dropped == 1
@@ -209,11 +212,6 @@ class ExplanationLog:
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ the background thread
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rag-explain-log", daemon=True)
-            self._thread.start()
 
     def _run(self) -> None:
         _give_way()

@@ -30,7 +30,7 @@ def made(count: int, query: str = QUERY) -> list[bytes]:
 
 
 def one(query: str = QUERY) -> Record:
-    return Record.of(PendingRecord.of(query, "answer", hits()[:1], None), Policy())
+    return Record.of(PendingRecord(query, "answer", hits()[:1]), Policy())
 
 
 def names(path: Path) -> list[str]:
@@ -243,7 +243,7 @@ from rag_explain.log.redaction import Policy
 folder = Folder(sys.argv[1], max_bytes=60_000)
 number = 0
 while True:
-    record = Record.of(PendingRecord.of(f"{sys.argv[2]} {number}", "answer", hits(), None), Policy())
+    record = Record.of(PendingRecord(f"{sys.argv[2]} {number}", "answer", hits()), Policy())
     folder.append([record.to_line()])
     print(record.id, flush=True)
     number += 1

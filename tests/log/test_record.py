@@ -20,7 +20,7 @@ from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits
 
 def line(policy: Policy | None = None, **changes) -> bytes:
     fields = {"query": QUERY, "answer": "By the sun.", "hits": hits(), "metadata": {"user": "anna", "hits": [1]}}
-    return Record.of(PendingRecord.of(**{**fields, **changes}), policy or Policy()).to_line()
+    return Record.of(PendingRecord(**{**fields, **changes}), policy or Policy()).to_line()
 
 
 def test_a_record_carries_what_integrity_needs():
@@ -118,7 +118,7 @@ def test_skipped_and_failed_hits_say_why():
 
 
 def test_a_pending_hit_is_computed_or_left():
-    pending = PendingRecord.of(QUERY, None, [hit(handle=Deferred(explanation))], None)
+    pending = PendingRecord(QUERY, None, [hit(handle=Deferred(explanation))])
     left = Record.of(pending, Policy(), compute=False)
     assert left.logged_hits[0].status == "pending"
     assert pending.hits[0].status == "pending"
@@ -236,16 +236,17 @@ def test_another_version_is_refused():
 
 
 def test_a_damaged_explanation_is_one_error():
-    data = json.loads(line(Policy(matrices=True)))
-    data["hits"][0]["explanation"]["matrix"]["cells"] = "AAAA"
-    with pytest.raises(FormatError, match="damaged"):
-        _ = Record.from_line(json.dumps(data).encode()).hits
+    for member, value in (("matrix", "AAAA"), ("pairs", [[1, 2]]), ("unit", "page"), ("score", None)):
+        data = json.loads(line(Policy(matrices=True)))
+        data["hits"][0]["explanation"][member] = value
+        with pytest.raises(FormatError, match="damaged"):
+            _ = Record.from_line(json.dumps(data).encode()).hits
 
 
 def test_wrong_arguments_are_refused():
     with pytest.raises(InvalidInput, match="strings"):
-        PendingRecord.of(None, None, [], None)
+        PendingRecord(None)
     with pytest.raises(InvalidInput, match="Hit objects"):
-        PendingRecord.of(QUERY, None, [{"id": 1}], None)
+        PendingRecord(QUERY, None, [{"id": 1}])
     with pytest.raises(InvalidInput, match="top"):
         Policy(top=-1)

@@ -3,19 +3,8 @@
     log = ExplanationLog("rag-log", export=TraceExport())
 
 The span is a child of the span that was current when the answer was recorded, and is made in the background from the
-record as it was written: what was redacted or not kept is not on the trace either. It carries
-
-    openinference.span.kind             "RETRIEVER"
-    input.value                         the query
-    retrieval.documents.{i}.document.*  id, score, content (its beginning), metadata
-    rag_explain.record.id               where the whole explanation is: `rag-explain log show LOG ID`
-    rag_explain.library, .method, .model, .fingerprint
-    rag_explain.documents, .explained   how many there were, and how many of them are explained
-    rag_explain.documents.{i}.explanation   JSON: status, score, gap, unattributed, and the strongest pairs as
-                                        [query word, document word, value]
-
-Where content capture is off, nothing but ids, scores, counts and states remains. At most 20 documents go on a span:
-five attributes each, under the 128 that an SDK allows by default.
+record as it was written: what was redacted or not kept is not on the trace either. docs/log-format.md lists its
+attributes. At most 20 documents go on a span: five attributes each, under the 128 that an SDK allows by default.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class _Queries:
         self._returned.open(id(response), _Chat(response, answer))
         writers = ("write_response_to_history_thread", "awrite_response_to_history_task")  # not in every version
         is_written = any(getattr(response, name, None) is not None for name in writers)
-        # Both are set before the writer's span ends: where they are not set yet, its end comes later and finds the chat.
+        # Both are set before the writer's span ends: where they are not, its end is still to come and finds the chat.
         if not is_written or response.is_done or response.exception is not None:
             self.written(response, None if response.exception is None else type(response.exception).__name__)
 
