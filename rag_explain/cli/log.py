@@ -114,7 +114,7 @@ def _hit_lines(record: Record, index: int, count: int) -> Iterator[str]:
     score = "no score" if hit.score is None else f"{hit.score:.4f}"
     yield ""
     name = _one_line(hit.id, 80) or "(erased)"
-    yield f"{hit.rank}. {name}  {hit.metric} {score}  {_one_line(hit.text, 80)}"
+    yield f"{hit.rank}. {name}  {_one_line(hit.metric, 40)} {score}  {_one_line(hit.text, 80)}"
     why = hit.explanation
     if why is None:
         yield f"   not explained: {_one_line(hit.reason or hit.status, 300)}"
@@ -136,10 +136,9 @@ def _export(arguments: argparse.Namespace) -> int:
 
     found = iter([find(arguments.path, arguments.id)]) if arguments.id else records(arguments.path)
     if arguments.format == "html":
-        from rag_explain.render.html import write_page
+        from rag_explain.results.hits import Hits
 
-        hits = [hit for record in found for hit in record.hits]
-        page = write_page(hits, arguments.output)
+        page = Hits(hit for record in found for hit in record.hits).to_html(arguments.output)
         if arguments.output is None:
             sys.stdout.write(page)
         return 0

@@ -130,6 +130,15 @@ class LoggedExplanation:
         return kept if count == every else kept.with_notices(Notice(KEPT_PAIRS, text))
 
 
+def cells(explanation: Explanation) -> dict[tuple[int, ...], float]:
+    """All pairs of an explanation by their offsets, as in `KeptPair`."""
+    return {
+        (q.start, q.end, d.start, d.end): float(explanation.pairs[i, j])
+        for i, q in enumerate(explanation.query_tokens)
+        for j, d in enumerate(explanation.document_tokens)
+    }
+
+
 def table(kind: type[Any], **rows: tuple[plain.Write | None, plain.Read | None]) -> plain.FieldTable:
     """One row per field of a dataclass, which is written and read as it is unless a row says otherwise."""
     return {item.name: rows.get(item.name, (None, None)) for item in fields(kind)}

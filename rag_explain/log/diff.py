@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rag_explain.log.compact import cells
 from rag_explain.log.reader import records
 from rag_explain.log.record import LoggedHit, Record
 
@@ -75,12 +76,7 @@ class _RankedHit(NamedTuple):
             return {}
         if logged.matrix is None or self.query is None or self.hit.text is None:
             return {pair[0:4]: pair.value for pair in logged.pairs}
-        words = logged.explanation(self.query, self.hit.text).grouped(logged.outline.unit)
-        return {
-            (q.start, q.end, d.start, d.end): float(words.pairs[i, j])
-            for i, q in enumerate(words.query_tokens)
-            for j, d in enumerate(words.document_tokens)
-        }
+        return cells(logged.explanation(self.query, self.hit.text).grouped(logged.outline.unit))
 
 
 def _moves(before: Record, after: Record, top: int) -> Iterator[Move]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rag_explain.errors import RagExplainError
-from rag_explain.log.compact import LoggedExplanation
+from rag_explain.log.compact import LoggedExplanation, cells
 from rag_explain.log.erasure import ERASED
 from rag_explain.log.files import Folder
 from rag_explain.log.record import LoggedHit, Record, whole
@@ -103,9 +103,12 @@ class _Verifier:
             again = _explained_again(self.explainers, hit.explanation, query, passage)
         except _Stopped as stopped:
             return Verdict(record.id, hit.id, stopped.outcome, stopped.reason)
-        shift = max([abs(again.score - hit.explanation.outline.score), *_pair_shifts(again, hit.explanation)])
+        logged, found = hit.explanation.outline, cells(again)
+        # A word that the encoder at hand does not see carries nothing.
+        shifts = [abs(found.get(pair[0:4], 0.0) - pair.value) for pair in hit.explanation.pairs]
+        shift = max([abs(again.score - logged.score), *shifts])
         outcome: Outcome = "holds" if shift <= self.tolerance else "moved"
-        return Verdict(record.id, hit.id, outcome, _differences(again, hit.explanation.outline), again.score, shift)
+        return Verdict(record.id, hit.id, outcome, _differences(again, logged), again.score, shift)
 
     def _texts(self, record: Record, index: int) -> tuple[str, str]:
         """Query and document, where both are at hand and are the ones that were explained."""
@@ -156,13 +159,3 @@ def _differences(again: Explanation, logged: Explanation) -> str:
     if again.settings != logged.settings:
         reasons.append(f"settings are {dict(again.settings)}, were {dict(logged.settings)}")
     return "; ".join(reasons)
-
-
-def _pair_shifts(again: Explanation, logged: LoggedExplanation) -> Iterator[float]:
-    rows = {(token.start, token.end): i for i, token in enumerate(again.query_tokens)}
-    columns = {(token.start, token.end): j for j, token in enumerate(again.document_tokens)}
-    for pair in logged.pairs:
-        i, j = rows.get(pair[0:2]), columns.get(pair[2:4])
-        # A word that the encoder at hand does not see carries nothing.
-        found = 0.0 if i is None or j is None else float(again.pairs[i, j])
-        yield abs(found - pair.value)

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -203,12 +203,10 @@ class ExplanationLog:
         """What became of the records of this process."""
         return self._counts
 
-    def _count(self, accepted: int = 0, written: int = 0, dropped: int = 0, failed: int = 0) -> None:
+    def _count(self, **more: int) -> None:
         with self._changed:
-            old = self._counts
-            self._counts = Counts(
-                old.accepted + accepted, old.written + written, old.dropped + dropped, old.failed + failed
-            )
+            totals = {name: getattr(self._counts, name) + number for name, number in more.items()}
+            self._counts = replace(self._counts, **totals)
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ the background thread

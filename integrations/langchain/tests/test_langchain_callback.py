@@ -64,7 +64,7 @@ class Echo(BaseChatModel):
 
 
 class Static(BaseRetriever):
-    """A retriever that nobody wrapped."""
+    """A retriever without our wrapper."""
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         return [Document(page_content=f"about {query}", id="static")]

@@ -82,7 +82,7 @@ class Copying(BaseNodePostprocessor):
 
 
 class Static(BaseRetriever):
-    """A retriever that nobody wrapped."""
+    """A retriever without our wrapper."""
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return [NodeWithScore(node=TextNode(text="static", id_="static"), score=0.5)]
@@ -114,7 +114,7 @@ def test_query_sources_reasons_and_answer_end_in_one_record(retriever, log):
     engine = engine_of(retriever)
     with log_queries(log, metadata={"app": "test"}):
         response = engine.query("why did the dog bark?")
-    engine.query("nobody listens any more")
+    engine.query("not logged any more")
     record = only(log)
     assert (record.query, record.answer) == ("why did the dog bark?", str(response))
     assert [hit.id for hit in record.hits] == [node.node.node_id for node in response.source_nodes]
@@ -215,10 +215,10 @@ def test_streamed_chats_many_at_once(retriever, log):
         spoken = pool.map(lambda word: "".join(chat_of(retriever).stream_chat(word).response_gen), WORDS[:10])
         said = dict(zip(WORDS[:10], spoken, strict=True))
         said |= dict(zip(WORDS[10:20], asyncio.run(all_of_them()), strict=True))
-        response = chat_of(retriever).stream_chat("nobody reads this")
+        response = chat_of(retriever).stream_chat("never read")
         response.write_response_to_history_thread.join()
     records = {record.query: record for record in log.records()}
-    assert records.pop("nobody reads this").answer == response.response != ""
+    assert records.pop("never read").answer == response.response != ""
     assert {query: record.answer for query, record in records.items()} == {
         query: answer.strip() for query, answer in said.items()
     }
