@@ -47,7 +47,7 @@ class Rag:
         self.log = log
 
     def ask(self, question: str) -> tuple[str, str]:
-        """The answer and the id of its record. Explanations are computed behind its back, by the log."""
+        """The answer and the id of its record. Explanations are computed afterwards, by the log."""
         hits = self.retriever.search(question, k=3)
         answer = self.answerer(question, hits)
         return answer, self.log.record(query=question, answer=answer, hits=hits, metadata={"app": "rag_with_log"})
@@ -55,8 +55,8 @@ class Rag:
     def best_sentence(self, question: str, hits: Sequence[Hit]) -> str:
         """The sentence among the sources that is closest to the question."""
         sentences = [hit.text[start:end] for hit in hits if hit.text for start, end in sentence_spans(hit.text)]
-        (asked,) = self.explainer.scorer.encoder.embed([question], "query")
-        scores = self.explainer.scorer.encoder.embed(sentences, "document") @ asked
+        (asked,) = self.explainer.scorer.embed([question], "query")
+        scores = self.explainer.scorer.embed(sentences, "document") @ asked
         return sentences[int(scores.argmax())]
 
 

@@ -6,18 +6,20 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rag_explain.errors import InvalidInput, LogError
+from rag_explain.render.sentences import one_line
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
     from rag_explain.log.diff import Move
     from rag_explain.log.record import Record
     from rag_explain.log.verify import Explainers
+    from rag_explain.results.explanation import Explanation
 
 
 def add(commands: Any) -> None:
@@ -82,24 +84,13 @@ def _list(arguments: argparse.Namespace) -> int:
         found = found[max(0, len(found) - arguments.limit) :]
     for summary in found:
         if arguments.json:
-            print(
-                json.dumps(
-                    {
-                        "id": summary.id,
-                        "time": summary.time.isoformat(),
-                        "query": summary.query,
-                        "answer": summary.answer,
-                        "documents": summary.documents,
-                        "explained": summary.explained,
-                    }
-                )
-            )
+            print(json.dumps({**asdict(summary), "time": summary.time.isoformat()}))
             continue
         if summary.dropped:
             print(f"{'':32}  {summary.dropped} records are missing here: they were dropped")
         time = summary.time.strftime("%Y-%m-%d %H:%M:%S")
         explained = f"{summary.explained}/{len(summary.documents)}"
-        print(f"{summary.id}  {time}  {explained:>5}  {_one_line(summary.query, 70)}")
+        print(f"{summary.id}  {time}  {explained:>5}  {one_line(summary.query, 70)}")
     return 0
 
 
@@ -111,31 +102,32 @@ def _show(arguments: argparse.Namespace) -> int:
         print(record.to_json())
         return 0
     print(f"{record.id}  {record.time:%Y-%m-%d %H:%M:%S} UTC")
-    print(f"query   {_one_line(record.query, 300)}")
-    print(f"answer  {_one_line(record.answer, 300)}")
-    for index, hit in enumerate(record.data["hits"]):
-        for line in _hit_lines(record, index, hit, arguments.pairs):
+    print(f"query   {one_line(record.query, 300)}")
+    print(f"answer  {one_line(record.answer, 300)}")
+    for index in range(len(record.logged_hits)):
+        for line in _hit_lines(record, index, arguments.pairs):
             print(line)
     return 0
 
 
-def _hit_lines(record: Record, index: int, hit: Mapping[str, Any], count: int) -> Iterator[str]:
-    score = "no score" if hit["score"] is None else f"{hit['score']:.4f}"
+def _hit_lines(record: Record, index: int, count: int) -> Iterator[str]:
+    hit = record.logged_hits[index]
+    score = "no score" if hit.score is None else f"{hit.score:.4f}"
     yield ""
-    name = _one_line(hit["id"], 80) or "(erased)"
-    yield f"{hit['rank']}. {name}  {hit['metric']} {score}  {_one_line(hit['text'], 80)}"
-    why = hit["explanation"]
+    name = one_line(hit.id, 80) or "(erased)"
+    yield f"{hit.rank}. {name}  {one_line(hit.metric, 40)} {score}  {one_line(hit.text, 80)}"
+    why = hit.explanation
     if why is None:
-        yield f"   not explained: {hit['reason'] or hit['status']}"
+        yield f"   not explained: {one_line(hit.reason or hit.status, 300)}"
         return
-    gap = "not additive" if why["gap"] is None else f"gap {why['gap']:+.1e}"
-    figures = f"score {why['score']:.4f}, {gap}, unattributed {why['unattributed']:+.4f}"
-    yield f"   {why['method']}, {why['model']}: {figures}"
-    if why["surrogate"]:
-        yield f"   explained instead: {why['surrogate']}"
+    gap = "not additive" if why.gap is None else f"gap {why.gap:+.1e}"
+    figures = f"score {why.outline.score:.4f}, {gap}, unattributed {why.unattributed:+.4f}"
+    yield f"   {why.outline.method}, {one_line(why.outline.model, 80)}: {figures}"
+    if why.outline.surrogate:
+        yield f"   explained instead: {one_line(why.outline.surrogate, 300)}"
     for pair in record.pairs(index)[:count]:
         left, right = (
-            _one_line(token.label or f"[{token.start}:{token.end}]", 40) for token in (pair.query, pair.document)
+            one_line(token.label or f"[{token.start}:{token.end}]", 40) for token in (pair.query, pair.document)
         )
         yield f"   {pair.value:+.4f}  {pair.share:6.1%} of |pairs|  {left} ~ {right}"
 
@@ -145,10 +137,9 @@ def _export(arguments: argparse.Namespace) -> int:
 
     found = iter([find(arguments.path, arguments.id)]) if arguments.id else records(arguments.path)
     if arguments.format == "html":
-        from rag_explain.render.page import write_page
+        from rag_explain.results.hits import Hits
 
-        hits = [hit for record in found for hit in record.hits]
-        page = write_page(hits, arguments.output)
+        page = Hits(hit for record in found for hit in record.hits).to_html(arguments.output)
         if arguments.output is None:
             sys.stdout.write(page)
         return 0
@@ -177,7 +168,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
     explainers = None if arguments.no_model else _explainers(arguments.model, arguments.device)
     outcomes: Counter[str] = Counter()
-    for finding in verify(
+    for verdict in verify(
         arguments.path,
         explainers,
         documents=_read_documents(arguments.documents),
@@ -185,10 +176,10 @@ def _verify(arguments: argparse.Namespace) -> int:
         tolerance=arguments.tolerance,
         hash_key=_read_key(arguments.key_file),
     ):
-        outcomes[finding.outcome] += 1
-        shift = "" if finding.shift is None else f"  moved by {finding.shift:.1e}"
-        reason = f"  {finding.reason}" if finding.reason else ""
-        print(f"{finding.outcome:8} {finding.record:32} {finding.document}{shift}{reason}")
+        outcomes[verdict.outcome] += 1
+        shift = "" if verdict.shift is None else f"  moved by {verdict.shift:.1e}"
+        reason = f"  {one_line(verdict.reason, 300)}" if verdict.reason else ""
+        print(f"{verdict.outcome:8} {verdict.record:32} {one_line(verdict.document, 80)}{shift}{reason}")
     print(", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "nothing to check")
     return int(any(outcomes[outcome] for outcome in ("moved", "changed", "damaged")))
 
@@ -197,9 +188,9 @@ def _explainers(model: str | None, device: str | None) -> Explainers:
     """One Explainer for each model, method and settings that the records name."""
     made: dict[str, Explainer] = {}
 
-    def explainer(logged: Mapping[str, Any]) -> Explainer:
-        name = model or logged["model"]
-        key = json.dumps([name, logged["method"], logged["settings"]], sort_keys=True)
+    def explainer(logged: Explanation) -> Explainer:
+        name = model or logged.model
+        key = json.dumps([name, logged.method, dict(logged.settings)], sort_keys=True)
         if key not in made:
             made[key] = _make(name, logged, device)
         return made[key]
@@ -207,15 +198,15 @@ def _explainers(model: str | None, device: str | None) -> Explainers:
     return explainer
 
 
-def _make(name: str, logged: Mapping[str, Any], device: str | None) -> Explainer:
+def _make(name: str, logged: Explanation, device: str | None) -> Explainer:
     from transformers.utils import logging
 
     from rag_explain.explainer import Explainer
 
     logging.disable_progress_bar()
-    settings = dict(logged["settings"])
+    settings = dict(logged.settings)
     layer = settings.pop("layer", None)
-    return Explainer(name, logged["method"], layer=layer, device=device, **settings)  # settings are options by name
+    return Explainer(name, logged.method, layer=layer, device=device, **settings)  # settings are options by name
 
 
 def _read_documents(path: str | None) -> dict[str, str]:
@@ -253,12 +244,12 @@ def _diff(arguments: argparse.Namespace) -> int:
             continue
         if move.query != query:
             query = move.query
-            print(f"\n{_one_line(query, 100)}")
+            print(f"\n{one_line(query, 100)}")
         ranks = f"{_rank(move.rank_before)} -> {_rank(move.rank_after)}"
-        print(f"  {_one_line(move.document, 80)}: {ranks}{_scores(move)}{_note(move)}")
+        print(f"  {one_line(move.document, 80)}: {ranks}{_scores(move)}{_note(move)}")
         for pair in move.pairs:
             values = f"{_value(pair.before)} -> {_value(pair.after)}"
-            print(f"    {pair.change:+.4f}  {_one_line(pair.query, 40)} ~ {_one_line(pair.document, 40)}  ({values})")
+            print(f"    {pair.change:+.4f}  {one_line(pair.query, 40)} ~ {one_line(pair.document, 40)}  ({values})")
     if not arguments.json:
         print(f"\n{moved} of {compared} documents moved")
     return 0
@@ -290,10 +281,3 @@ def _erase(arguments: argparse.Namespace) -> int:
     changed = erase(arguments.path, records=arguments.record, documents=arguments.document)
     print(f"{changed} records changed")
     return 0
-
-
-def _one_line(text: str | None, width: int) -> str:
-    if text is None:
-        return "(no text)"
-    flat = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    return flat if len(flat) <= width else flat[: width - 1] + "…"

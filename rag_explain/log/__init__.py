@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rag_explain.log.erasure import erase
-from rag_explain.log.reader import Summary, find, records, summaries
-from rag_explain.log.record import Record
+from rag_explain.log.reader import find, records, summaries
+from rag_explain.log.record import Record, Summary
 from rag_explain.log.redaction import Redactor, patterns
 from rag_explain.log.writer import Counts, ExplanationLog
 

@@ -1,4 +1,4 @@
-"""An explanation as it stands in a record: its figures, its strongest word pairs, and the whole matrix if asked for.
+"""An explanation as a record holds it: its figures, its strongest word pairs, and the whole matrix if asked for.
 
 Words are what a person asks about months later, and what two encoders with different tokenizers have in common, so
 pairs are kept by word wherever the texts are known. The matrix, where it is kept, is the explanation's own.
@@ -9,164 +9,205 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rag_explain.errors import FormatError
-from rag_explain.factors import Array
-from rag_explain.log.redaction import MASK
-from rag_explain.results.explanation import FORMAT, VERSION, Explanation, Pair
-from rag_explain.results.serialization import read_notices, write_notices
+from rag_explain.log.redaction import MASK, Policy
+from rag_explain.results import serialization as plain
+from rag_explain.results.explanation import FIELDS, Array, Explanation, Pair
+from rag_explain.results.notices import Notice
 from rag_explain.texts.tokens import Token
 
-_CARRIED = ("additive", "method", "model", "fingerprint", "measure", "returned", "error")
+# The explanation holds the pairs that the log kept, and not all pairs of the original.
+KEPT_PAIRS = "kept-pairs"
+
+# The fields of an explanation that hold its words. A record has kept pairs instead of them, or a packed matrix.
+_WORDS = ("query", "document", "query_tokens", "document_tokens", "matrix", "similarities")
+_OUTLINE: plain.FieldTable = {name: row for name, row in FIELDS.items() if name not in _WORDS}
 
 
-def compact(
-    explanation: Explanation, *, top: int, matrix: bool, query: str | None, document: str | None, redacted: bool
-) -> dict[str, Any]:
-    """Plain data. `query` and `document` are the texts as they will be written: masked, or None when not kept."""
-    shown = explanation
-    if explanation.unit == "token" and explanation.query is not None and explanation.document is not None:
-        shown = explanation.by_word()
-    data = {
-        "score": explanation.score,
-        "gap": explanation.gap,
-        "unattributed": shown.unattributed,
-        "surrogate": explanation.surrogate,
-        **{name: getattr(explanation, name) for name in _CARRIED},
-        "settings": dict(explanation.settings),
-        "notices": write_notices(explanation.notices),
-        "references": None if explanation.references is None else dict(explanation.references),
-        "provenance": dict(explanation.provenance),
-        "metadata_tokens": sum(token.part == "metadata" for token in explanation.document_tokens),
-        "unit": shown.unit,
-        "size": list(shown.pairs.shape),
-        "absolute": _short(float(np.abs(shown.pairs, dtype=np.float64).sum())),
-        "pairs": [
-            [pair.query.start, pair.query.end, pair.document.start, pair.document.end, _short(pair.value)]
-            for pair in shown.top_pairs(top)
-        ],
-    }
-    if matrix:
-        data["matrix"] = _pack_matrix(explanation, query, document, redacted)
-    return data
+class KeptPair(NamedTuple):
+    """One of the strongest pairs: character offsets into the query and the document, and what the pair carries."""
+
+    query_start: int
+    query_end: int
+    document_start: int
+    document_end: int
+    value: float
 
 
-def expand(data: Mapping[str, Any], query: str | None, document: str | None) -> Explanation:
-    """The explanation of a record: whole where its matrix was kept, else only its strongest pairs.
+@dataclass(frozen=True, kw_only=True)
+class LoggedExplanation:
+    """What a record holds of an explanation.
 
-    In the second case the matrix holds the pairs that were kept, and the corner holds all the others together, so that
-    score and gap are the original's; `provenance["kept"]` says how many of how many pairs there are.
+    Attributes:
+        outline: the explanation without its words: method, model, settings, score, notices and so on. All that the
+            words carried is in the one cell of its matrix; its unit is that of `pairs`.
+        gap: score - sum of the original's whole matrix; None when the method is not additive.
+        unattributed: score - sum of all the original's pairs, in the outline's unit.
+        size: how many query and document words the original has, in the outline's unit.
+        absolute: sum of |pairs| over all the original's pairs.
+        pairs: the strongest pairs, strongest first.
+        metadata_tokens: how many tokens of the embedded string lie outside the document's text.
+        matrix: the whole matrix with its tokens, packed, where it was kept.
     """
-    try:
-        return _unpack_matrix(data, query, document) if data.get("matrix") else _from_pairs(data, query, document)
-    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(f"the explanation in this record is damaged: {error!r}") from error
+
+    outline: Explanation
+    gap: float | None
+    unattributed: float
+    size: tuple[int, int]
+    absolute: float
+    pairs: tuple[KeptPair, ...]
+    metadata_tokens: int
+    matrix: str | None
+
+    @classmethod
+    def of(cls, explanation: Explanation, policy: Policy, query: str | None, document: str | None) -> LoggedExplanation:
+        """What the policy keeps. `query` and `document` are the texts as they are written."""
+        shown = explanation
+        if explanation.unit == "token" and explanation.query is not None and explanation.document is not None:
+            shown = explanation.by_word()
+        top = [(pair.query, pair.document, _short(pair.value)) for pair in shown.top_pairs(policy.top)]
+        return cls(
+            outline=replace(explanation, unit=shown.unit, **_no_words(float(explanation.matrix.sum(dtype=np.float64)))),
+            gap=explanation.gap,
+            unattributed=shown.unattributed,
+            size=(len(shown.query_tokens), len(shown.document_tokens)),
+            absolute=_short(float(np.abs(shown.pairs, dtype=np.float64).sum())),
+            pairs=tuple(KeptPair(q.start, q.end, d.start, d.end, value) for q, d, value in top),
+            metadata_tokens=sum(token.part == "metadata" for token in explanation.document_tokens),
+            matrix=_packed(explanation, query, document, policy) if policy.matrices else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the outline's fields and the log's own beside them."""
+        return plain.fields_to_dict(self.outline, _OUTLINE) | plain.fields_to_dict(self, _OWN)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LoggedExplanation:
+        """The inverse of `to_dict`."""
+        own, outline = (plain.read_fields(data, table, "an explanation in this record") for table in (_OWN, _OUTLINE))
+        carried = 0.0 if own["gap"] is None else outline["score"] - own["gap"]
+        return cls(outline=Explanation(**outline, **_no_words(carried)), **own)
+
+    def top_pairs(self, query: str | None, document: str | None) -> list[Pair]:
+        """The kept pairs, strongest first, each with its share among ALL pairs of the original explanation."""
+        total = self.absolute or 1.0
+        return [
+            Pair(_token(q0, q1, query), _token(d0, d1, document), value, abs(value) / total)
+            for q0, q1, d0, d1, value in self.pairs
+        ]
+
+    def explanation(self, query: str | None, document: str | None) -> Explanation:
+        """The original where its matrix was kept, else an explanation of the kept pairs that says so by a notice."""
+        if self.matrix is not None:
+            return replace(self.outline, **_unpacked(self.matrix, query, document))
+        return self._of_kept_pairs(query, document)
+
+    def _of_kept_pairs(self, query: str | None, document: str | None) -> Explanation:
+        """Score and gap are the original's. The corner holds the pairs that were not kept, and the notice says so."""
+        rows = sorted({pair[0:2] for pair in self.pairs})
+        columns = sorted({pair[2:4] for pair in self.pairs})
+        matrix = np.zeros((len(rows) + 1, len(columns) + 1))
+        for pair in self.pairs:
+            matrix[rows.index(pair[0:2]), columns.index(pair[2:4])] += pair.value
+        if self.gap is not None:
+            matrix[-1, -1] = self.outline.score - self.gap - matrix.sum()
+        kept = replace(
+            self.outline,
+            query=query,
+            document=document,
+            query_tokens=tuple(_token(start, end, query) for start, end in rows),
+            document_tokens=tuple(_token(start, end, document) for start, end in columns),
+            matrix=matrix.astype(np.float32),
+        )
+        count, every = len(self.pairs), self.size[0] * self.size[1]
+        text = f"The log kept the strongest {count} of {every} pairs. The other pairs are counted as unattributed here."
+        return kept if count == every else kept.with_notices(Notice(KEPT_PAIRS, text))
 
 
-def kept_pairs(data: Mapping[str, Any], query: str | None, document: str | None) -> list[Pair]:
-    """The pairs of a record, strongest first, each with its share among ALL pairs of the original explanation."""
-    total = float(data["absolute"]) or 1.0
-    return [
-        Pair(_token(q0, q1, query), _token(d0, d1, document), float(value), abs(value) / total)
-        for q0, q1, d0, d1, value in data["pairs"]
-    ]
-
-
-def _from_pairs(data: Mapping[str, Any], query: str | None, document: str | None) -> Explanation:
-    cells = [((q0, q1), (d0, d1), value) for q0, q1, d0, d1, value in data["pairs"]]
-    rows = sorted({cell[0] for cell in cells})
-    columns = sorted({cell[1] for cell in cells})
-    matrix = np.zeros((len(rows) + 1, len(columns) + 1))
-    for row, column, value in cells:
-        matrix[rows.index(row), columns.index(column)] += value
-    if data["additive"]:
-        matrix[-1, -1] = data["score"] - data["gap"] - matrix.sum()
-    n_q, n_d = data["size"]
-    return Explanation(
-        query=query,
-        document=document,
-        query_tokens=tuple(_token(start, end, query) for start, end in rows),
-        document_tokens=tuple(_token(start, end, document) for start, end in columns),
-        matrix=matrix.astype(np.float32),
-        score=data["score"],
-        unit=data["unit"],
-        provenance={**data["provenance"], "kept": f"the strongest {len(cells)} of {n_q * n_d} pairs"},
-        settings=data["settings"],
-        notices=read_notices(data["notices"], data),
-        references=data["references"],
-        **{name: data[name] for name in _CARRIED},
-    )
-
-
-def _pack_matrix(explanation: Explanation, query: str | None, document: str | None, redacted: bool) -> dict[str, Any]:
-    whole = explanation.to_dict()
-    tokens = [
-        _tokens(whole["query_tokens"], query, redacted),
-        _tokens(whole["document_tokens"], document, redacted),
-    ]
-    similarities = explanation.similarities
+def cells(explanation: Explanation) -> dict[tuple[int, ...], float]:
+    """All pairs of an explanation by their offsets, as in `KeptPair`."""
     return {
-        "unit": explanation.unit,
-        "shape": list(explanation.matrix.shape),
-        "tokens": _pack(json.dumps(tokens, ensure_ascii=False).encode("utf-8", "surrogatepass")),
-        "cells": _pack(explanation.matrix.astype("<f4").tobytes()),
-        "similarities": None if similarities is None else _pack(similarities.astype("<f4").tobytes()),
+        (q.start, q.end, d.start, d.end): float(explanation.pairs[i, j])
+        for i, q in enumerate(explanation.query_tokens)
+        for j, d in enumerate(explanation.document_tokens)
     }
 
 
-def _tokens(tokens: list[list[Any]], written: str | None, redacted: bool) -> list[list[Any]]:
-    """Tokens whose vocabulary piece says no more than the text that is written beside them."""
-    kept = []
-    for start, end, part, piece in tokens:
-        # The text of "metadata" tokens is not in the record, so no redaction hook has seen it.
-        unseen = redacted and part == "metadata"
-        hidden = part != "special" and (written is None or unseen or MASK in written[start:end])
-        kept.append([start, end, part, "" if hidden else piece])
-    return kept
+def table(kind: type[Any], **rows: tuple[plain.Write | None, plain.Read | None]) -> plain.FieldTable:
+    """One row per field of a dataclass, which is written and read as it is unless a row says otherwise."""
+    return {item.name: rows.get(item.name, (None, None)) for item in fields(kind)}
 
 
-def _unpack_matrix(data: Mapping[str, Any], query: str | None, document: str | None) -> Explanation:
-    packed = data["matrix"]
-    n_q, n_d = packed["shape"]
-    query_tokens, document_tokens = json.loads(_unpack(packed["tokens"]).decode("utf-8", "surrogatepass"))
-    similarities = packed["similarities"]
-    return Explanation.from_dict(
-        {
-            **{name: data[name] for name in (*_CARRIED, "settings", "notices", "references", "provenance", "score")},
-            "format": FORMAT,
-            "version": VERSION,
-            "query": query,
-            "document": document,
-            "query_tokens": query_tokens,
-            "document_tokens": document_tokens,
-            "unit": packed["unit"],
-            "matrix": _cells(packed["cells"], (n_q, n_d)),
-            "similarities": None if similarities is None else _cells(similarities, (n_q - 1, n_d - 1)),
-        }
-    )
+_LOGGED = table(
+    LoggedExplanation,
+    size=(list, lambda size, data: tuple(size)),
+    pairs=(list, lambda pairs, data: tuple(KeptPair(*pair) for pair in pairs)),
+)
+_OWN = {name: row for name, row in _LOGGED.items() if name != "outline"}
+
+
+def _no_words(carried: float) -> dict[str, Any]:
+    """The fields that hold words, for an explanation without any; `carried` is what the matrix sums to."""
+    nothing: dict[str, Any] = {"query": None, "document": None, "query_tokens": (), "document_tokens": ()}
+    return {**nothing, "matrix": np.array([[carried]], dtype=np.float32), "similarities": None}
 
 
 def _token(start: int, end: int, text: str | None) -> Token:
     return Token("" if text is None else text[start:end], start, end, "text" if end > start else "special")
 
 
-def _cells(packed: str, shape: tuple[int, int]) -> Array:
-    return np.frombuffer(_unpack(packed), dtype="<f4").reshape(shape)
-
-
-def _pack(raw: bytes) -> str:
-    return base64.b64encode(zlib.compress(raw)).decode("ascii")
-
-
-def _unpack(packed: str) -> bytes:
-    return zlib.decompress(base64.b64decode(packed))
-
-
 def _short(value: float) -> float:
     return float(f"{value:.6g}")  # a float32 has no more to say
+
+
+# ---------------------------------------------------------------------- the whole matrix
+
+
+def _packed(explanation: Explanation, query: str | None, document: str | None, policy: Policy) -> str:
+    """Base64 of zlib of JSON. `query` and `document` are the texts as they are written."""
+    words = {
+        "unit": explanation.unit,
+        "query_tokens": _shown(explanation.query_tokens, query, policy),
+        "document_tokens": _shown(explanation.document_tokens, document, policy),
+        "matrix": _base64(explanation.matrix.astype("<f4").tobytes()),
+        "similarities": None,
+    }
+    if explanation.similarities is not None:
+        words["similarities"] = _base64(explanation.similarities.astype("<f4").tobytes())
+    return _base64(zlib.compress(plain.to_json(words, compact=True).encode()))
+
+
+def _unpacked(packed: str, query: str | None, document: str | None) -> dict[str, Any]:
+    try:
+        words = json.loads(zlib.decompress(base64.b64decode(packed)))
+        for name in ("matrix", "similarities"):
+            words[name] = None if words[name] is None else _numbers(words[name])
+    except (ValueError, LookupError, TypeError, zlib.error) as error:
+        raise FormatError(f"the matrix in this record is damaged: {error!r}") from error
+    words |= {"query": query, "document": document}
+    return plain.read_fields(words, {name: FIELDS[name] for name in (*_WORDS, "unit")}, "the matrix in this record")
+
+
+def _shown(tokens: Sequence[Token], written: str | None, policy: Policy) -> list[list[Any]]:
+    """Tokens whose vocabulary piece says no more than the text that is written beside them."""
+    kept = []
+    for token in tokens:
+        # The text of "metadata" tokens is not in the record, so no redaction hook has seen it.
+        unseen = policy.redact is not None and token.part == "metadata"
+        hidden = token.part != "special" and (written is None or unseen or MASK in written[token.start : token.end])
+        kept.append([token.start, token.end, token.part, "" if hidden else token.piece])
+    return kept
+
+
+def _numbers(packed: str) -> Array:
+    return np.frombuffer(base64.b64decode(packed), dtype="<f4")
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode("ascii")

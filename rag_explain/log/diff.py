@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
+from rag_explain.log.compact import cells
 from rag_explain.log.reader import records
-from rag_explain.log.record import Record
+from rag_explain.log.record import LoggedHit, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,70 +60,67 @@ def diff(before: str | os.PathLike[str], after: str | os.PathLike[str], *, top: 
 
 
 def _last(path: str | os.PathLike[str]) -> dict[str, Record]:
-    return {record.data["query"]["hash"]: record for record in records(path)}
+    return {record.query_hash: record for record in records(path)}
+
+
+class _RankedHit(NamedTuple):
+    """A hit, and the words that it was retrieved with."""
+
+    hit: LoggedHit
+    query: str | None
+
+    def cells(self) -> dict[tuple[int, ...], float]:
+        """Pairs by their offsets: all of them where the matrix and the texts were kept, else the strongest."""
+        logged = self.hit.explanation
+        if logged is None:
+            return {}
+        if logged.matrix is None or self.query is None or self.hit.text is None:
+            return {pair[0:4]: pair.value for pair in logged.pairs}
+        return cells(logged.explanation(self.query, self.hit.text).grouped(logged.outline.unit))
 
 
 def _moves(before: Record, after: Record, top: int) -> Iterator[Move]:
     old, new = _by_document(before), _by_document(after)
-    query = after.query or before.query or after.data["query"]["hash"]
+    query = after.query or before.query or after.query_hash
     for document in [*new, *(key for key in old if key not in new)]:
         a, b = old.get(document), new.get(document)
         same = _same_text(a, b)
         yield Move(
             query=query,
             document=document,
-            rank_before=None if a is None else a["rank"],
-            rank_after=None if b is None else b["rank"],
-            score_before=None if a is None else a["score"],
-            score_after=None if b is None else b["score"],
+            rank_before=None if a is None else a.hit.rank,
+            rank_after=None if b is None else b.hit.rank,
+            score_before=None if a is None else a.hit.score,
+            score_after=None if b is None else b.hit.score,
             same_text=same,
-            pairs=tuple(_pair_shifts(before, after, a, b))[:top] if a and b and same else (),
+            pairs=tuple(_pair_shifts(a, b))[:top] if a and b and same else (),
         )
 
 
-def _by_document(record: Record) -> dict[str, dict[str, Any]]:
-    return {hit["id"]: hit for hit in record.data["hits"] if hit["id"]}
+def _by_document(record: Record) -> dict[str, _RankedHit]:
+    hits = (_RankedHit(hit, record.asked(index)) for index, hit in enumerate(record.logged_hits))
+    return {ranked.hit.id: ranked for ranked in hits if ranked.hit.id}
 
 
-def _same_text(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> bool | None:
-    if a is None or b is None or a["hash"] is None or b["hash"] is None:
+def _same_text(a: _RankedHit | None, b: _RankedHit | None) -> bool | None:
+    if a is None or b is None or a.hit.text_hash is None or b.hit.text_hash is None:
         return None
-    return bool(a["hash"] == b["hash"])
+    return a.hit.text_hash == b.hit.text_hash
 
 
-def _pair_shifts(before: Record, after: Record, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[PairShift]:
-    """Strongest change first."""
-    if a["explanation"] is None or b["explanation"] is None or a.get("query") != b.get("query"):
+def _pair_shifts(a: _RankedHit, b: _RankedHit) -> list[PairShift]:
+    """Strongest change first; none where the pairs are of other words."""
+    old, new = a.hit.explanation, b.hit.explanation
+    if old is None or new is None or a.hit.query_hash != b.hit.query_hash or old.outline.unit != new.outline.unit:
         return []
-    if a["explanation"]["unit"] != b["explanation"]["unit"]:
-        return []
-    old, new = _cells(before, a), _cells(after, b)
-    query = _text_of(after, b) or _text_of(before, a)
-    document = b["text"] or a["text"]
+    query, document = b.query or a.query, b.hit.text or a.hit.text
+    before, after = a.cells(), b.cells()
     shifts = [
-        PairShift(_piece(query, *cell[:2]), _piece(document, *cell[2:]), old.get(cell), new.get(cell))
-        for cell in old.keys() | new.keys()
+        PairShift(_piece(query, *cell[:2]), _piece(document, *cell[2:]), before.get(cell), after.get(cell))
+        for cell in before.keys() | after.keys()
     ]
     return sorted(shifts, key=lambda shift: (-abs(shift.change), shift.query, shift.document))
 
 
 def _piece(text: str | None, start: int, end: int) -> str:
     return f"[{start}:{end}]" if text is None else text[start:end]
-
-
-def _text_of(record: Record, hit: Mapping[str, Any]) -> str | None:
-    return record.asked(record.data["hits"].index(hit))
-
-
-def _cells(record: Record, hit: Mapping[str, Any]) -> dict[tuple[int, int, int, int], float]:
-    """Pairs by their offsets: all of them where the matrix was kept, else the strongest."""
-    if hit["explanation"].get("matrix") and record.query is not None and hit["text"] is not None:
-        whole = record.hits[record.data["hits"].index(hit)].explanation
-        assert whole is not None  # it is in the record
-        words = whole.by_word() if whole.unit == "token" else whole
-        return {
-            (q.start, q.end, d.start, d.end): float(words.pairs[i, j])
-            for i, q in enumerate(words.query_tokens)
-            for j, d in enumerate(words.document_tokens)
-        }
-    return {(q0, q1, d0, d1): float(value) for q0, q1, d0, d1, value in hit["explanation"]["pairs"]}

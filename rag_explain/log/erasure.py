@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection
-from typing import Any
+from dataclasses import replace
 
 from rag_explain.errors import InvalidInput
 from rag_explain.log.files import Folder
-from rag_explain.log.record import head, seal
+from rag_explain.log.record import LoggedHit, Record, summary
 
 ERASED = "erased"
 
@@ -27,26 +26,20 @@ def erase(path: str | os.PathLike[str], *, records: Collection[str] = (), docume
     unwanted, gone = frozenset(records), frozenset(documents)
 
     def change(line: bytes) -> bytes | None:
-        data = head(line)
-        if data["id"] in unwanted:
+        head = summary(line)
+        if head.id in unwanted:
             return None
-        return line if gone.isdisjoint(data["documents"]) else seal(_without(json.loads(line), gone))
+        return line if gone.isdisjoint(head.documents) else _without(Record.from_line(line), gone).to_line()
 
     return Folder(path).rewrite(change)
 
 
-def _without(data: dict[str, Any], documents: frozenset[str]) -> dict[str, Any]:
-    hits = [_stub(hit) if hit["id"] in documents else hit for hit in data["hits"]]
-    return {
-        **data,
-        "answer": None,
-        "documents": [hit["id"] for hit in hits],
-        "explained": sum(hit["explanation"] is not None for hit in hits),
-        "hits": hits,
-    }
+def _without(record: Record, documents: frozenset[str]) -> Record:
+    hits = tuple(_emptied(hit) if hit.id in documents else hit for hit in record.logged_hits)
+    return replace(record, answer=None, answer_hash=None, logged_hits=hits)
 
 
-def _stub(hit: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: hit[name] for name in ("rank", "score", "metric", "similarity", "gap")}
-    nothing: dict[str, Any] = {"id": "", "hash": None, "text": None, "metadata": {}, "explanation": None}
-    return {**kept, **nothing, "status": "skipped", "reason": ERASED}
+def _emptied(hit: LoggedHit) -> LoggedHit:
+    """Built anew from what may stay, so that a member that is added later is not kept by mistake."""
+    kept = {name: getattr(hit, name) for name in ("rank", "score", "metric", "similarity", "gap")}
+    return LoggedHit(id="", status="skipped", reason=ERASED, **kept)

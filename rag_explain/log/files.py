@@ -1,47 +1,46 @@
-"""The folder of a log: one file that grows, sealed ones beside it, and a lock that keeps processes apart.
+"""The folder of a log: one file that grows, sealed ones beside it, and a lock that keeps writers apart.
 
     log.jsonl                                    the file that grows
-    log-20261116T030000.123456Z-1a2b.jsonl.gz    sealed: nobody appends to it any more
+    log-20261116T030000.123456Z-1a2b.jsonl.gz    sealed: it is never appended to again
     log.lock                                     held while appending, sealing and erasing
 
 An append is one write at the end, synced. One that fails is cut off again; one that was killed leaves a piece of a
 line, which its digest gives away (see `record.whole`), and the next append starts on a new line. Sealing, compressing
 and erasing write a new file, sync it and rename it: at every moment each record is there exactly once, or erased.
+Readers take no lock and write nothing.
 """
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import io
 import logging
 import os
 import secrets
-import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from rag_explain.errors import FormatError, LogError
-from rag_explain.log.record import head, whole
+from filelock import FileLock, Timeout
 
-_LOGGER = logging.getLogger(__name__)
+from rag_explain.errors import FormatError, LogError
+from rag_explain.log.record import summary, whole
+
+_LOGGER = logging.getLogger("rag_explain.log")
 _CURRENT = "log.jsonl"
 _TIME = "%Y%m%dT%H%M%S.%fZ"
 _LOCK_SECONDS = 30.0
+_LOCK_POLL_SECONDS = 0.005
 _CHUNK = 1 << 20
 
 
 class Folder:
-    """Where a log lives.
+    """Where a log lives; `ExplanationLog` explains the settings.
 
     Args:
         path: a folder (made when something is written), or one `.jsonl` or `.jsonl.gz` file, which can only be read.
-        max_bytes: the growing file is sealed before it gets larger than this.
-        max_age: ... and when its first record is older than this.
-        retention: sealed files older than this are deleted; None keeps them for ever.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Folder:
         data = b"".join(line + b"\n" for line in lines)
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self.locked():
+            with self._locked():
                 if self._is_full(len(data)):
                     self._seal()
                 self._write(data)
@@ -77,23 +76,22 @@ class Folder:
             raise LogError(f"the log {self.path} cannot be written: {error.strerror or error}") from error
 
     def _write(self, data: bytes) -> None:
-        new = not self.current.exists()
-        handle = os.open(self.current, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            size = os.fstat(handle).st_size
-            if size and os.pread(handle, 1, size - 1) != b"\n":
-                data = b"\n" + data  # somebody was killed here: leave the piece on a line of its own
+        is_new = not self.current.exists()
+        with open(self.current, "ab+", buffering=0, opener=_private) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    data = b"\n" + data  # a writer was killed here: leave the piece on a line of its own
             try:
                 left = memoryview(data)
                 while left:
-                    left = left[os.write(handle, left) :]
-                os.fsync(handle)
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
             except OSError:
-                os.ftruncate(handle, size)  # a full disk must not leave half a record
+                file.truncate(size)  # a full disk must not leave half a record
                 raise
-        finally:
-            os.close(handle)
-        if new:
+        if is_new:
             _sync_folder(self.path)
 
     def _is_full(self, coming: int) -> bool:
@@ -101,22 +99,19 @@ class Folder:
             size = self.current.stat().st_size
         except FileNotFoundError:
             return False
-        if size and size + coming > self.max_bytes:
-            return True
-        return bool(size and self.max_age is not None and self._age() > self.max_age)
+        return size > 0 and (size + coming > self.max_bytes or self._is_old())
 
-    def _age(self) -> timedelta:
+    def _is_old(self) -> bool:
+        if self.max_age is None:
+            return False
         with self.current.open("rb") as file:
             first = next((line for line in _complete(file) if whole(line)), None)
-        if first is None:
-            return timedelta(0)
-        return datetime.now(UTC) - datetime.fromisoformat(head(first)["time"])
+        return first is not None and datetime.now(UTC) - summary(first).time > self.max_age
 
     def _seal(self) -> None:
         """Rename the growing file and compress it; a crash in between leaves a readable file."""
         name = f"log-{datetime.now(UTC).strftime(_TIME)}-{secrets.token_hex(2)}.jsonl"
-        sealed = self.path / name
-        self.current.rename(sealed)
+        self.current.rename(self.path / name)
         _sync_folder(self.path)
         try:
             self._tidy()
@@ -127,10 +122,10 @@ class Folder:
         for leftover in self.path.glob("*.tmp"):
             leftover.unlink()
         for plain in self.path.glob("log-*.jsonl"):
-            packed = plain.with_name(plain.name + ".gz")
+            packed = _packed(plain)
             if not packed.exists():
                 with plain.open("rb") as file:
-                    _replace(packed, _chunks(file))
+                    _replace(packed, iter(lambda: file.read(_CHUNK), b""))
             plain.unlink()
         if self.retention is not None:
             limit = (datetime.now(UTC) - self.retention).strftime(_TIME)
@@ -145,14 +140,23 @@ class Folder:
             raise LogError(f"{self.path} is not the folder of a log: only there can records be erased")
         changed = 0
         try:
-            with self.locked():
-                for path in [*self._sealed(), self.current]:
+            with self._locked():
+                self._tidy()
+                for path in [*map(_packed, self._sealed()), self.current]:
                     if path.exists():
                         changed += _rewrite(path, change)
-                self._tidy()
         except OSError as error:
             raise LogError(f"the log {self.path} cannot be rewritten: {error.strerror or error}") from error
         return changed
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The only writer. A new lock object each time: a forked process must not inherit a held one."""
+        try:
+            with FileLock(self.path / "log.lock", mode=0o600).acquire(_LOCK_SECONDS, _LOCK_POLL_SECONDS):
+                yield
+        except Timeout:
+            raise LogError(f"another process has held the log {self.path} for {_LOCK_SECONDS:.0f} s") from None
 
     # ------------------------------------------------------------------ reading
 
@@ -167,54 +171,42 @@ class Folder:
             return
         if not self.path.is_dir():
             raise LogError(f"there is no log at {self.path}")
-        with self.locked(shared=True):  # or the file that grows could be sealed between looking and opening
-            sealed = self._sealed()
-            current = self.current.open("rb") if self.current.exists() else io.BytesIO()
+        sealed, current = self._snapshot()
         with current:
             for path in sealed:
                 if since is None or path.name[len("log-") :] >= since.strftime(_TIME):
-                    with suppress(FileNotFoundError), _opened(path) as file:  # retention may have been faster
+                    with _opened_sealed(path) as file:
                         yield from _complete(file)
             yield from _complete(current)
 
+    def _snapshot(self) -> tuple[list[Path], io.BufferedIOBase]:
+        """The sealed files, and the growing one, opened: together they hold every record once.
+
+        If the growing file was sealed meanwhile, the list of sealed files has changed and both are taken again. If it
+        is sealed afterwards, the opened file is still the same one.
+        """
+        while True:
+            sealed = self._sealed()
+            try:
+                current: io.BufferedIOBase = self.current.open("rb")
+            except FileNotFoundError:
+                current = io.BytesIO()
+            if self._sealed() == sealed:
+                return sealed, current
+            current.close()
+
     def _sealed(self) -> list[Path]:
-        """Oldest first. A file that was compressed but not yet removed counts once."""
-        packed = {path.name.removesuffix(".gz") for path in self.path.glob("log-*.jsonl.gz")}
-        plain = [path for path in self.path.glob("log-*.jsonl") if path.name not in packed]
-        return sorted([*self.path.glob("log-*.jsonl.gz"), *plain])
-
-    # ------------------------------------------------------------------ the lock
-
-    @contextmanager
-    def locked(self, *, shared: bool = False) -> Iterator[None]:
-        """Alone in the folder, or with other readers. Opened anew each time: a forked process must not inherit it."""
-        flags = os.O_RDONLY if shared else os.O_RDWR
-        try:
-            handle = os.open(self.path / "log.lock", flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            if not shared:
-                raise
-            yield  # a copy on a read-only disk: nobody writes there
-            return
-        try:
-            _wait_for(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, self.path)
-            yield
-        finally:
-            os.close(handle)
+        """The sealed files by their names before compression, oldest first. During sealing a file may exist twice."""
+        found = [*self.path.glob("log-*.jsonl"), *self.path.glob("log-*.jsonl.gz")]
+        return sorted({path.with_name(path.name.removesuffix(".gz")) for path in found})
 
 
-def _wait_for(handle: int, kind: int, path: Path) -> None:
-    deadline = time.monotonic() + _LOCK_SECONDS
-    pause = 0.0005
-    while True:
-        try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise LogError(f"another process has held the log {path} for {_LOCK_SECONDS:.0f} s") from None
-            time.sleep(pause)
-            pause = min(0.02, pause * 2)
+def _packed(path: Path) -> Path:
+    return path.with_name(path.name + ".gz")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _rewrite(path: Path, change: Callable[[bytes], bytes | None]) -> int:
@@ -239,11 +231,10 @@ def _rewrite(path: Path, change: Callable[[bytes], bytes | None]) -> int:
     return changed
 
 
-def _replace(path: Path, chunks: Sequence[bytes] | Iterator[bytes]) -> None:
+def _replace(path: Path, chunks: Iterable[bytes]) -> None:
     """Write beside, sync, rename."""
     beside = path.with_name(path.name + ".tmp")
-    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "wb") as raw:
+    with open(beside, "wb", opener=_private) as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
                 for chunk in chunks:
@@ -256,19 +247,21 @@ def _replace(path: Path, chunks: Sequence[bytes] | Iterator[bytes]) -> None:
     _sync_folder(path.parent)
 
 
-def _chunks(file: io.BufferedIOBase) -> Iterator[bytes]:
-    while chunk := file.read(_CHUNK):
-        yield chunk
+def _opened(path: Path) -> io.BufferedIOBase:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    if path.suffix == ".gz":
-        with gzip.open(path, "rb") as packed:
-            yield packed
-    else:
-        with path.open("rb") as file:
-            yield file
+def _opened_sealed(path: Path) -> io.BufferedIOBase:
+    """A sealed file, compressed or not; empty where retention has deleted it since the folder was listed.
+
+    The compressed file is there before the plain one goes, so a third look finds what was compressed after the first.
+    """
+    for existing in (_packed(path), path, _packed(path)):
+        try:
+            return _opened(existing)
+        except FileNotFoundError:
+            continue
+    return io.BytesIO()
 
 
 def _complete(file: io.BufferedIOBase) -> Iterator[bytes]:
@@ -282,7 +275,10 @@ def _complete(file: io.BufferedIOBase) -> Iterator[bytes]:
 
 
 def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Make a rename last through a crash. Windows can sync no folders."""
+    if os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

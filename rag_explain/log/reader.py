@@ -5,52 +5,27 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 from rag_explain.errors import LogError
 from rag_explain.log.files import Folder
-from rag_explain.log.record import Record, decode, head, whole
+from rag_explain.log.record import Record, Summary, summary, whole
 
-_LOGGER = logging.getLogger(__name__)
+_LOGGER = logging.getLogger("rag_explain.log")
 _ID_LENGTH = 32
 _TIME_DIGITS = 12
 _HEAD_BYTES = 128  # format, version and id stand within these
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """One record as a listing shows it."""
-
-    id: str
-    time: datetime
-    query: str | None
-    answer: str | None
-    documents: tuple[str, ...]
-    explained: int
-    dropped: int
-
-
 def records(path: str | os.PathLike[str]) -> Iterator[Record]:
     """Every whole record of a log, in the order of writing. `path`: its folder, or one file of it."""
-    for line in _whole_lines(Folder(path)):
-        yield decode(line)
+    return map(Record.from_line, _whole_lines(Folder(path)))
 
 
 def summaries(path: str | os.PathLike[str]) -> Iterator[Summary]:
-    """The same for a listing, several times as fast: nothing but the head of each record is parsed."""
-    for line in _whole_lines(Folder(path)):
-        data = head(line)
-        yield Summary(
-            id=data["id"],
-            time=datetime.fromisoformat(data["time"]),
-            query=data["query"]["text"],
-            answer=None if data["answer"] is None else data["answer"]["text"],
-            documents=tuple(data["documents"]),
-            explained=data["explained"],
-            dropped=data["dropped"],
-        )
+    """The same for a listing, several times as fast: only the head of each record is parsed."""
+    return map(summary, _whole_lines(Folder(path)))
 
 
 def find(path: str | os.PathLike[str], record_id: str) -> Record:
@@ -62,7 +37,7 @@ def find(path: str | os.PathLike[str], record_id: str) -> Record:
         raise LogError(f"no record of the log {path} has an id that begins with {record_id!r}")
     if len(found) > 1:
         raise LogError(f"{len(found)} records of the log {path} have an id that begins with {record_id!r}: give more")
-    return decode(found[0])
+    return Record.from_line(found[0])
 
 
 def _earliest(record_id: str) -> datetime | None:

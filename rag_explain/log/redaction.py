@@ -1,9 +1,15 @@
-"""What must not be written: spans of a text that are masked, character for character, so that offsets stay true."""
+"""What of a text is written: the text, a masked copy, or only its hash.
+
+Redacted spans are masked character for character, so that offsets into a text stay true.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import regex
 
@@ -13,7 +19,45 @@ Span = tuple[int, int]
 Redactor = Callable[[str], Iterable[Span]]
 """Takes a text and gives the `(start, end)` spans of it that must not be written."""
 
+Texts = Literal["kept", "redacted", "none"]
+"""What happened to the texts of a record."""
+
 MASK = "█"
+_KEYED = "hmac-sha256:"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What of an answer is written; the fields are arguments of `ExplanationLog`, which explains them."""
+
+    top: int = 20
+    matrices: bool = False
+    keep_text: bool = True
+    redact: Redactor | None = None
+    hash_key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.top < 0:
+            raise InvalidInput(f"top must be 0 or more pairs, not {self.top}")
+        if self.hash_key is not None and len(self.hash_key) < 16:
+            raise InvalidInput(
+                "hash_key must have at least 16 bytes, or it can be guessed: use secrets.token_bytes(32)"
+            )
+
+    @property
+    def texts(self) -> Texts:
+        """What happens to the texts of a record under this policy."""
+        if not self.keep_text:
+            return "none"
+        return "kept" if self.redact is None else "redacted"
+
+    def written(self, text: str | None) -> str | None:
+        """The text as it stands in the record; None where texts are not kept."""
+        return mask(text, self.redact) if self.keep_text and text is not None else None
+
+    def hashed(self, text: str | None) -> str | None:
+        """The hash of the text as it was before redaction."""
+        return None if text is None else digest(text, self.hash_key)
 
 
 def patterns(*expressions: str) -> Redactor:
@@ -57,3 +101,21 @@ def mask_all(value: Any, redact: Redactor | None) -> Any:
     if isinstance(value, list):
         return [mask_all(item, redact) for item in value]
     return value
+
+
+def digest(text: str, key: bytes | None = None) -> str:
+    """`sha256:...` of the UTF-8 text, or `hmac-sha256:...` with a key."""
+    raw = text.encode("utf-8", "surrogatepass")
+    if key is None:
+        return "sha256:" + hashlib.sha256(raw).hexdigest()
+    return _KEYED + hmac.new(key, raw, hashlib.sha256).hexdigest()
+
+
+def needs_key(expected: str) -> bool:
+    """Whether a hash can only be checked with the log's key."""
+    return expected.startswith(_KEYED)
+
+
+def is_hash_of(text: str, expected: str, key: bytes | None) -> bool:
+    """Whether `expected` is the hash of this text. A hash that was made without a key is compared without one."""
+    return digest(text, key if needs_key(expected) else None) == expected

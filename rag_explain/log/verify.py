@@ -5,24 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rag_explain.errors import RagExplainError
+from rag_explain.log.compact import LoggedExplanation, cells
+from rag_explain.log.erasure import ERASED
 from rag_explain.log.files import Folder
-from rag_explain.log.record import Record, decode, digest, digest_around, whole
+from rag_explain.log.record import LoggedHit, Record, whole
+from rag_explain.log.redaction import MASK, is_hash_of, needs_key
+from rag_explain.results.explanation import Explanation
 from rag_explain.texts.passage import Passage
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
-    from rag_explain.results.explanation import Explanation
 
 Outcome = Literal["holds", "moved", "changed", "damaged", "unknown"]
-Explainers = Callable[[Mapping[str, Any]], "Explainer"]
-"""Gives the Explainer for an explanation's `model`, `method` and `settings`."""
+Explainers = Callable[[Explanation], "Explainer"]
+"""Gives the Explainer for a logged explanation's `model`, `method` and `settings`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Verdict:
     """What is known about one hit of a record, or about a whole line.
 
     Attributes:
@@ -51,118 +54,108 @@ def verify(
     record_id: str | None = None,
     tolerance: float = 1e-4,
     hash_key: bytes | None = None,
-) -> Iterator[Finding]:
-    """One finding per hit of each record, and one per damaged line.
+) -> Iterator[Verdict]:
+    """One verdict per hit of each record, and one per damaged line.
 
     Args:
-        explainers: who computes again; None checks digests and hashes only.
+        explainers: what computes again; None checks digests and hashes only.
         documents: today's texts by document id: used instead of the logged ones, and told when they have changed.
         record_id: only this record.
         tolerance: how far score and pairs may move, in score units; float32 on another machine moves them by 1e-6.
     """
+    verifier = _Verifier(explainers, documents or {}, tolerance, hash_key)
     for line in Folder(path).lines():
         if not whole(line):
             if record_id is None:
-                yield Finding("", "", "damaged", "a line is torn or was changed after it was written")
+                yield Verdict("", "", "damaged", "a line is torn or was changed after it was written")
             continue
-        record = decode(line)
+        record = Record.from_line(line)
         if record_id is None or record.id.startswith(record_id):
-            yield from verify_record(
-                record, explainers, documents=documents or {}, tolerance=tolerance, hash_key=hash_key
-            )
+            for index in range(len(record.logged_hits)):
+                yield verifier.verdict(record, index)
 
 
-def verify_record(
-    record: Record,
-    explainers: Explainers | None,
-    *,
-    documents: Mapping[str, str],
-    tolerance: float,
-    hash_key: bytes | None,
-) -> Iterator[Finding]:
-    """The findings of one record."""
-    for index, hit in enumerate(record.data["hits"]):
-        query, document = _texts(record, index, documents)
-        outcome, reason = _check_texts(record, index, query, document, hash_key)
-        explanation = hit["explanation"]
-        if outcome == "holds" and explanation is None:
-            outcome, reason = "unknown", f"there is no explanation: {hit['reason'] or hit['status']}"
-        if outcome != "holds" or explainers is None or query is None or document is None:
-            yield Finding(record.id, hit["id"], outcome, reason)
-        else:
-            passage, reason = _passage(hit, document, hash_key)
-            if passage is None:
-                yield Finding(record.id, hit["id"], "unknown", reason)
-            else:
-                yield _recompute(record, index, query, passage, explainers, tolerance)
+class _Stopped(Exception):
+    """A check that ends the verification of a hit, with its outcome and reason."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome, self.reason = outcome, reason
 
 
-def _texts(record: Record, index: int, documents: Mapping[str, str]) -> tuple[str | None, str | None]:
-    hit = record.data["hits"][index]
-    return record.asked(index), documents.get(hit["id"], hit["text"])
+@dataclass(frozen=True)
+class _Verifier:
+    explainers: Explainers | None
+    documents: Mapping[str, str]
+    tolerance: float
+    hash_key: bytes | None
 
-
-def _check_texts(
-    record: Record, index: int, query: str | None, document: str | None, key: bytes | None
-) -> tuple[Outcome, str]:
-    """Whether both texts are at hand and are the ones that were explained."""
-    hit = record.data["hits"][index]
-    if query is None or document is None:
-        return "unknown", "the texts were not kept" if hit["reason"] != "erased" else "the document was erased"
-    asked = hit.get("query") or record.data["query"]
-    for text, expected, name in ((query, asked["hash"], "query"), (document, hit["hash"], "document")):
-        if expected is None:
-            continue
-        if expected.startswith("hmac-") and key is None:
-            return "unknown", "its hashes are keyed: give the key"
-        if digest(text, key if expected.startswith("hmac-") else None) != expected:
-            if record.data["text"] == "redacted" and "█" in text:
-                return "unknown", f"the {name} is redacted"
-            return "changed", f"the {name} is not the text that was explained"
-    return "holds", ""
-
-
-def _passage(hit: Mapping[str, Any], document: str, key: bytes | None) -> tuple[Passage | None, str]:
-    """The document inside the string that the encoder read; None, and why, where that is not known any more."""
-    around = hit.get("around")
-    if around is None:
-        if hit["explanation"]["metadata_tokens"]:
-            return None, "the encoder read more than the document's text, and that is not in the record"
-        return Passage(document), ""
-    before, after = around["text"] or ("", "")
-    if digest_around((before, after), key if around["hash"].startswith("hmac-") else None) != around["hash"]:
-        return None, "what was embedded with the document is redacted or was not kept"
-    return Passage(before + document + after, len(before), len(before) + len(document)), ""
-
-
-def _recompute(
-    record: Record, index: int, query: str, document: Passage, explainers: Explainers, tolerance: float
-) -> Finding:
-    hit = record.data["hits"][index]
-    logged = hit["explanation"]
-    try:
-        explainer = explainers(logged)
-        again = explainer.explain(query, document)
-    except RagExplainError as error:
-        return Finding(record.id, hit["id"], "unknown", str(error))
-    shown = {"token": lambda: again, "word": again.by_word, "sentence": again.by_sentence}[logged["unit"]]()
-    shift = max([abs(again.score - logged["score"]), *_pair_shifts(shown, logged)])
-    reasons = [
-        f"{name} is {getattr(again, name)!r}, was {logged[name]!r}"
-        for name in ("fingerprint", "method")
-        if getattr(again, name) != logged[name]
-    ]
-    if dict(again.settings) != logged["settings"]:
-        reasons.append(f"settings are {dict(again.settings)}, were {logged['settings']}")
-    outcome: Outcome = "holds" if shift <= tolerance else "moved"
-    return Finding(record.id, hit["id"], outcome, "; ".join(reasons), again.score, shift)
-
-
-def _pair_shifts(again: Explanation, logged: Mapping[str, Any]) -> Iterator[float]:
-    rows = {(token.start, token.end): i for i, token in enumerate(again.query_tokens)}
-    columns = {(token.start, token.end): j for j, token in enumerate(again.document_tokens)}
-    for q0, q1, d0, d1, value in logged["pairs"]:
-        i, j = rows.get((q0, q1)), columns.get((d0, d1))
+    def verdict(self, record: Record, index: int) -> Verdict:
+        """The checks of one hit, in order; the first that fails decides."""
+        hit = record.logged_hits[index]
+        try:
+            query, document = self._texts(record, index)
+            if hit.explanation is None:
+                raise _Stopped("unknown", f"there is no explanation: {hit.reason or hit.status}")
+            if self.explainers is None:
+                return Verdict(record.id, hit.id, "holds")
+            passage = self._passage(hit, document, hit.explanation.metadata_tokens)
+            again = _explained_again(self.explainers, hit.explanation, query, passage)
+        except _Stopped as stopped:
+            return Verdict(record.id, hit.id, stopped.outcome, stopped.reason)
+        logged, found = hit.explanation.outline, cells(again)
         # A word that the encoder at hand does not see carries nothing.
-        found = 0.0 if i is None or j is None else float(again.pairs[i, j])
-        yield abs(found - value)
+        shifts = [abs(found.get(pair[0:4], 0.0) - pair.value) for pair in hit.explanation.pairs]
+        shift = max([abs(again.score - logged.score), *shifts])
+        outcome: Outcome = "holds" if shift <= self.tolerance else "moved"
+        return Verdict(record.id, hit.id, outcome, _differences(again, logged), again.score, shift)
+
+    def _texts(self, record: Record, index: int) -> tuple[str, str]:
+        """Query and document, where both are at hand and are the ones that were explained."""
+        hit = record.logged_hits[index]
+        query, document = record.asked(index), self.documents.get(hit.id, hit.text)
+        if query is None or document is None:
+            raise _Stopped("unknown", "the document was erased" if hit.reason == ERASED else "the texts were not kept")
+        redacted = record.texts == "redacted"
+        self._check("query", query, record.asked_hash(index), redacted)
+        if hit.text_hash is not None:
+            self._check("document", document, hit.text_hash, redacted)
+        return query, document
+
+    def _check(self, name: str, text: str, expected: str, redacted: bool) -> None:
+        if needs_key(expected) and self.hash_key is None:
+            raise _Stopped("unknown", "its hashes are keyed: give the key")
+        if not is_hash_of(text, expected, self.hash_key):
+            if redacted and MASK in text:
+                raise _Stopped("unknown", f"the {name} is redacted")
+            raise _Stopped("changed", f"the {name} is not the text that was explained")
+
+    def _passage(self, hit: LoggedHit, document: str, metadata_tokens: int) -> Passage:
+        """The document inside the string that the encoder read, where that is still known."""
+        if hit.around_hash is None:
+            if metadata_tokens:
+                reason = "the encoder read more than the document's text, and that is not in the record"
+                raise _Stopped("unknown", reason)
+            return Passage(document)
+        before, after = hit.around or ("", "")
+        if not is_hash_of(f"{before}\0{after}", hit.around_hash, self.hash_key):
+            raise _Stopped("unknown", "what was embedded with the document is redacted or was not kept")
+        return Passage(before + document + after, len(before), len(before) + len(document))
+
+
+def _explained_again(explainers: Explainers, logged: LoggedExplanation, query: str, document: Passage) -> Explanation:
+    try:
+        return explainers(logged.outline).explain(query, document).grouped(logged.outline.unit)
+    except RagExplainError as error:
+        raise _Stopped("unknown", str(error)) from error
+
+
+def _differences(again: Explanation, logged: Explanation) -> str:
+    reasons = [
+        f"{name} is {getattr(again, name)!r}, was {getattr(logged, name)!r}"
+        for name in ("fingerprint", "method")
+        if getattr(again, name) != getattr(logged, name)
+    ]
+    if again.settings != logged.settings:
+        reasons.append(f"settings are {dict(again.settings)}, were {dict(logged.settings)}")
+    return "; ".join(reasons)

@@ -1,4 +1,4 @@
-"""ExplanationLog: takes an answer in microseconds, and writes it behind the host's back."""
+"""ExplanationLog: takes an answer in microseconds, and writes it in the background."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from rag_explain.errors import InvalidInput, LogError, RagExplainError
 from rag_explain.log import erasure, reader
 from rag_explain.log.files import Folder
-from rag_explain.log.record import Entry, Policy, Record, decode, encode
-from rag_explain.log.redaction import Redactor
+from rag_explain.log.record import PendingRecord, Record
+from rag_explain.log.redaction import Policy, Redactor
+from rag_explain.log.sinks import Sink
 from rag_explain.results.hits import Hit
 
-_LOGGER = logging.getLogger(__name__)
+_LOGGER = logging.getLogger("rag_explain.log")
 _BATCH = 100
 _BATCH_SECONDS = 0.5  # a record that is ready does not wait longer than this for explanations of later ones
 _RETRIES = (0.2, 1.0)
@@ -42,30 +44,20 @@ class Counts:
         failed: accepted, and then not written: a full disk, a redaction hook that raised.
     """
 
-    accepted: int
-    written: int
-    dropped: int
-    failed: int
+    accepted: int = 0
+    written: int = 0
+    dropped: int = 0
+    failed: int = 0
 
 
 class _Line(NamedTuple):
     raw: bytes
-    dropped: int  # how many lost records this one tells of
+    record: Record
     context: Any
 
 
-class Export(Protocol):
-    """Somewhere else where records go, once they are written: `rag_explain.log.otel.TraceExport`."""
-
-    def context(self) -> Any:
-        """What must be taken from the caller's thread. Must be fast."""
-
-    def export(self, record: Record, context: Any) -> None:
-        """Called in the background with the record as it was written."""
-
-
 class ExplanationLog:
-    """Explanations beside the answers they belong to, for the day when somebody asks.
+    """Explanations beside the answers they belong to, to be read when an answer is questioned.
 
         log = ExplanationLog("rag-log")
         record_id = log.record(query=query, answer=answer, hits=hits)
@@ -81,12 +73,13 @@ class ExplanationLog:
         keep_text: False writes offsets, weights and hashes, but no query, answer or document.
         redact: gives the spans of a text that must not be written; see `patterns`.
         hash_key: a secret of 16 bytes or more, so that a guessed text cannot be confirmed by its hash.
-        pending: "compute" explains what nobody has looked at yet, in the background, as long as less than half of the
-            queue waits; "leave" writes it as pending.
+        pending: "compute" computes pending explanations in the background, as long as less than half of the queue
+            waits; "leave" writes them as pending.
         export: where records go once they are written, for example `rag_explain.log.otel.TraceExport()`.
         background: False writes before `record` returns, and raises when it cannot.
         queue: how many answers may wait.
-        max_bytes, max_age: when the growing file is sealed and a new one begun.
+        max_bytes, max_age: the growing file is sealed, and a new one begun, before it gets larger than this, and when
+            its first record is older than this.
         retention: sealed files older than this are deleted. None: kept.
     """
 
@@ -100,7 +93,7 @@ class ExplanationLog:
         redact: Redactor | None = None,
         hash_key: bytes | None = None,
         pending: Literal["compute", "leave"] = "compute",
-        export: Export | None = None,
+        export: Sink | None = None,
         background: bool = True,
         queue: int = 1000,
         max_bytes: int = 16 << 20,
@@ -117,7 +110,6 @@ class ExplanationLog:
         self._export = export
         self._background = background
         self._limit = queue
-        self._accepted = self._written = self._dropped = self._failed = self._told = 0
         self._closed = False
         self._compute_until = math.inf
         self._begin()
@@ -125,8 +117,10 @@ class ExplanationLog:
 
     def _begin(self) -> None:
         """What a process needs of its own; a forked child starts again from here."""
-        self._queue: deque[Entry] = deque()
-        self._changed = threading.Condition()
+        self._waiting: SimpleQueue[PendingRecord | None] = SimpleQueue()  # None: the log was closed
+        self._changed = threading.Condition()  # guards the counts, and tells of their changes
+        self._counts = Counts()
+        self._told = 0  # how many lost records the written ones tell of
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -140,53 +134,51 @@ class ExplanationLog:
         hits: Sequence[Hit] = (),
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """Log an answer, the documents behind it and why they were found. Returns the record's id at once.
+        """Log an answer, the documents it came from and why they were found. Returns the record's id at once.
 
         An id is a promise to try: what could not be kept is in `counts`, and the next record says how many are missing.
         """
-        entry = Entry.of(query, answer, hits, metadata)
-        if self._export is not None:
-            entry = replace(entry, context=self._export.context())
+        context = None if self._export is None else self._export.context()
+        pending = PendingRecord(query, answer, hits, metadata or {}, context)
         if not self._background:
-            self._record_now(entry)
-            return entry.id
+            self._record_now(pending)
+            return pending.id
         with self._changed:
-            if self._closed or len(self._queue) >= self._limit:
-                self._dropped += 1
-                first = self._dropped == 1
-            else:
-                self._queue.append(entry)
-                self._accepted += 1
-                first = False
+            accepted = not self._closed and self._waiting.qsize() < self._limit
+            if accepted:
+                self._count(accepted=1)
+                self._waiting.put(pending)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="rag-explain-log", daemon=True)
                     self._thread.start()
-                self._changed.notify_all()
-        if first:
+            else:
+                self._count(dropped=1)
+            first_dropped = not accepted and self._counts.dropped == 1
+        if first_dropped:
             why = "it is closed" if self._closed else f"{self._limit} records are waiting"
             _LOGGER.warning("the log %s drops records: %s", self.folder.path, why)
-        return entry.id
+        return pending.id
 
-    def _record_now(self, entry: Entry) -> None:
+    def _record_now(self, pending: PendingRecord) -> None:
         if self._closed:
             raise LogError(f"the log {self.folder.path} is closed")
         with self._writing:
-            self._accepted += 1
+            self._count(accepted=1)
+            lines: list[_Line] = []
             try:
-                line = encode(entry, self.policy, compute=self._pending == "compute", dropped=self._failed - self._told)
-                self.folder.append([line])
+                lines.append(self._line(pending, compute=self._pending == "compute"))
+                self.folder.append([line.raw for line in lines])
             except BaseException:
-                self._settle(failed=1)
+                self._untell(lines)
+                self._count(failed=1)
                 raise
-            self._told = self._failed
-            self._send([_Line(line, 0, entry.context)])
-            self._settle(written=1)
+            self._finish(lines)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything recorded so far is on disk or counted as failed. False when time ran out."""
         with self._changed:
-            target = self._accepted
-            return self._changed.wait_for(lambda: self._written + self._failed >= target, timeout)
+            target = self._counts.accepted
+            return self._changed.wait_for(lambda: self._counts.written + self._counts.failed >= target, timeout)
 
     def close(self, timeout: float | None = _EXIT_SECONDS, *, compute: bool = True) -> bool:
         """Write what waits and stop. False when time ran out.
@@ -195,8 +187,10 @@ class ExplanationLog:
         """
         computing = 0.0 if not compute else math.inf if timeout is None else time.monotonic() + timeout / 2
         with self._changed:
-            self._closed = True
             self._compute_until = min(self._compute_until, computing)
+            if not self._closed:
+                self._closed = True
+                self._waiting.put(None)
             self._changed.notify_all()
             thread = self._thread
         done = self.flush(timeout)
@@ -207,85 +201,89 @@ class ExplanationLog:
     @property
     def counts(self) -> Counts:
         """What became of the records of this process."""
+        return self._counts
+
+    def _count(self, **more: int) -> None:
         with self._changed:
-            return Counts(self._accepted, self._written, self._dropped, self._failed)
+            totals = {name: getattr(self._counts, name) + number for name, number in more.items()}
+            self._counts = replace(self._counts, **totals)
+            self._changed.notify_all()
 
     # ------------------------------------------------------------------ the background thread
 
     def _run(self) -> None:
-        with suppress(OSError):
-            # Linux gives each thread, and the workers that torch starts for it, a priority of its own. Measured: with
-            # it a search beside this thread takes 26 ms, as without a log; at equal priority it takes 58 ms.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        lines: list[_Line] = []
-        since = time.monotonic()
-        while True:
-            entry = self._next(wait=not lines)
-            if entry is not None:
-                since = since if lines else time.monotonic()
-                line = self._encode(entry)
-                if line is not None:
-                    lines.append(line)
-            elif not lines:
-                return
-            if lines and (entry is None or len(lines) == _BATCH or time.monotonic() - since > _BATCH_SECONDS):
+        _give_way()
+        closing = False
+        while not closing:
+            lines: list[_Line] = []
+            for pending in self._arrivals():
+                if pending is None:
+                    closing = True
+                    break
+                lines += self._encode(pending)
+            if lines:
                 self._append(lines)
-                lines = []
 
-    def _next(self, wait: bool) -> Entry | None:
-        """The entry that has waited longest; None when there is none and, if `wait`, the log was closed."""
-        with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: self._queue or self._closed)
-            return self._queue.popleft() if self._queue else None
+    def _arrivals(self) -> Iterator[PendingRecord | None]:
+        """Waits for one record, then gives those that wait already: as many as are written at once."""
+        first = self._waiting.get()
+        end = time.monotonic() + _BATCH_SECONDS
+        yield first
+        with suppress(Empty):
+            for _ in range(_BATCH - 1):
+                if time.monotonic() > end:
+                    return
+                yield self._waiting.get_nowait()
 
-    def _encode(self, entry: Entry) -> _Line | None:
+    def _encode(self, pending: PendingRecord) -> list[_Line]:
+        """The record's line; none where it cannot be made."""
         # An answer without its explanation is better than none: computing stops before dropping starts.
-        behind = len(self._queue) > self._limit // 2
-        compute = self._pending == "compute" and not behind and time.monotonic() < self._compute_until
-        lost = self._dropped + self._failed - self._told
+        is_late = self._waiting.qsize() - self._closed > self._limit // 2
+        compute = self._pending == "compute" and not is_late and time.monotonic() < self._compute_until
         try:
-            raw = encode(entry, self.policy, compute=compute, dropped=lost)
+            return [self._line(pending, compute=compute)]
         except Exception as error:  # whatever the host's hook or objects raise, the log goes on
             # The message of a foreign error may quote the text that was to be redacted: only its kind is told.
             told = str(error) if isinstance(error, RagExplainError) else type(error).__name__
-            _LOGGER.warning("record %s could not be made and is not logged: %s", entry.id, told)
-            self._settle(failed=1)
-            return None
-        self._told += lost
-        return _Line(raw, lost, entry.context)
+            _LOGGER.warning("record %s could not be made and is not logged: %s", pending.id, told)
+            self._count(failed=1)
+            return []
 
-    def _append(self, lines: list[_Line]) -> None:
+    def _line(self, pending: PendingRecord, *, compute: bool) -> _Line:
+        lost = self._counts.dropped + self._counts.failed - self._told
+        record = Record.of(pending, self.policy, compute=compute, dropped=lost)
+        line = _Line(record.to_line(), record, pending.context)
+        self._told += lost
+        return line
+
+    def _untell(self, lines: Sequence[_Line]) -> None:
+        """Lines that are not written tell of no lost records: a later one has to."""
+        self._told -= sum(line.record.dropped for line in lines)
+
+    def _append(self, lines: Sequence[_Line]) -> None:
         for pause in (*_RETRIES, None):
             try:
                 self.folder.append([line.raw for line in lines])
             except Exception as error:
                 if pause is None or self._closed:
                     _LOGGER.warning("%d records are lost: %s", len(lines), error)
-                    self._told -= sum(line.dropped for line in lines)  # nobody will read it there
-                    self._settle(failed=len(lines))
+                    self._untell(lines)
+                    self._count(failed=len(lines))
                     return
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, pause)
             else:
-                self._send(lines)
-                self._settle(written=len(lines))
+                self._finish(lines)
                 return
 
-    def _send(self, lines: Sequence[_Line]) -> None:
-        if self._export is None:
-            return
-        for line in lines:
-            try:
-                self._export.export(decode(line.raw), line.context)
-            except Exception as error:  # the record is written: a trace that is not must not undo that
-                _LOGGER.warning("a record could not be exported: %s", type(error).__name__)
-
-    def _settle(self, written: int = 0, failed: int = 0) -> None:
-        with self._changed:
-            self._written += written
-            self._failed += failed
-            self._changed.notify_all()
+    def _finish(self, lines: Sequence[_Line]) -> None:
+        if self._export is not None:
+            for line in lines:
+                try:
+                    self._export.export(line.record, line.context)
+                except Exception as error:  # the record is written: a trace that is not must not undo that
+                    _LOGGER.warning("a record could not be exported: %s", type(error).__name__)
+        self._count(written=len(lines))
 
     # ------------------------------------------------------------------ reading and erasing
 
@@ -318,6 +316,16 @@ class ExplanationLog:
         return f"ExplanationLog({str(self.folder.path)!r}, {self.counts})"
 
 
+def _give_way() -> None:
+    """Lower the priority of this thread, and of the workers that torch starts for it. Only Linux has one per thread.
+
+    Measured: with it a search beside this thread takes 26 ms, as without a log; at equal priority it takes 58 ms.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.nice(_NICENESS)
+
+
 def _close_all() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS
     for log in list(_OPEN):
@@ -329,8 +337,8 @@ def _close_all() -> None:
 def _after_fork() -> None:
     for log in list(_OPEN):
         log._begin()
-        log._accepted = log._written = log._dropped = log._failed = log._told = 0
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -78,6 +78,11 @@ def result_from_dict(
         raise FormatError(f"this is not {what.replace('the ', 'an ')}: its format is {found!r}, not {form!r}")
     if data.get("version") != version:
         raise FormatError(f"format version {data.get('version')!r} cannot be read: this library reads {version}")
+    return read_fields(data, table, what)
+
+
+def read_fields(data: Mapping[str, Any], table: FieldTable, what: str) -> dict[str, Any]:
+    """The fields of the table, read from plain data; refuses damaged data."""
     try:
         values = {
             name: data[name] if read is None or data[name] is None else read(data[name], data)

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import stat
 import subprocess
 import sys
-import time
+import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from rag_explain.errors import FormatError, LogError
-from rag_explain.log import records
+from rag_explain.log import find, records, summaries
 from rag_explain.log.files import Folder
-from rag_explain.log.record import Entry, Policy, encode, seal, whole
+from rag_explain.log.record import PendingRecord, Record, whole
+from rag_explain.log.redaction import Policy
+from rag_explain.log.verify import verify
 from tests.support.answers import QUERY, hits
 from tests.support.processes import environment
 
 
 def made(count: int, query: str = QUERY) -> list[bytes]:
-    return [encode(Entry.of(f"{query} {n}", "answer", hits()[:1], None), Policy()) for n in range(count)]
+    return [one(f"{query} {number}").to_line() for number in range(count)]
+
+
+def one(query: str = QUERY) -> Record:
+    return Record.of(PendingRecord(query, "answer", hits()[:1]), Policy())
 
 
 def names(path: Path) -> list[str]:
@@ -60,8 +67,7 @@ def test_size_seals_and_compresses(tmp_path):
 
 def test_age_seals(tmp_path):
     folder = Folder(tmp_path, max_age=timedelta(hours=1))
-    old = seal({**json.loads(made(1)[0]), "time": (datetime.now(UTC) - timedelta(hours=2)).isoformat()})
-    folder.append([old])
+    folder.append([replace(one(), time=datetime.now(UTC) - timedelta(hours=2)).to_line()])
     folder.append(made(1))
     assert len(list(tmp_path.glob("log-*.jsonl.gz"))) == 1
     folder.append(made(1))
@@ -136,11 +142,65 @@ def test_a_reader_misses_nothing_while_the_file_is_sealed(tmp_path):
     assert [first, *reading][:2] == lines[:2]
 
 
+def test_a_reader_reads_each_record_once_when_the_file_is_sealed_after_it_listed_the_folder(tmp_path):
+    lines = made(2)
+    writing = Folder(tmp_path, max_bytes=1)
+    writing.append(lines[:1])
+
+    class Interrupted(Folder):
+        interrupted = False
+
+        def _sealed(self) -> list[Path]:
+            listed = super()._sealed()
+            if not self.interrupted:
+                self.interrupted = True
+                writing.append(lines[1:])
+            return listed
+
+    assert list(Interrupted(tmp_path).lines()) == lines
+
+
+def test_a_reader_finds_a_file_that_is_compressed_while_it_reads_an_earlier_one(tmp_path):
+    lines = made(4)
+    folder = Folder(tmp_path, max_bytes=1)
+    for name, line in (("20261115", lines[0]), ("20261116", lines[1])):
+        folder.append([line])
+        folder.current.rename(tmp_path / f"log-{name}T030000.000000Z-abcd.jsonl")
+    folder.append(lines[2:3])
+    reading = folder.lines()
+    first = next(reading)
+    folder.append(lines[3:])  # seals, and compresses what was renamed
+    assert not list(tmp_path.glob("log-*.jsonl"))
+    assert [first, *reading] == lines[:3]
+
+
+def test_readers_write_nothing(tmp_path):
+    Folder(tmp_path).append(made(2))
+    (tmp_path / "log.lock").unlink()
+    listed = [summary.id for summary in summaries(tmp_path)]
+    assert [record.id for record in records(tmp_path)] == listed
+    assert find(tmp_path, listed[0]).id == listed[0]
+    assert [verdict.outcome for verdict in verify(tmp_path)] == ["holds", "holds"]
+    assert names(tmp_path) == ["log.jsonl"]
+
+
 def test_a_lock_that_is_never_released_is_an_error_and_no_deadlock(tmp_path, monkeypatch):
     monkeypatch.setattr("rag_explain.log.files._LOCK_SECONDS", 0.1)
-    folder = Folder(tmp_path)
-    with folder.locked(), pytest.raises(LogError, match="held the log"):
-        folder.append(made(1))
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with FileLock(tmp_path / "log.lock"):
+            held.set()
+            free.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(60)
+    with pytest.raises(LogError, match="held the log"):
+        Folder(tmp_path).append(made(1))
+    free.set()
+    holder.join()
+    Folder(tmp_path).append(made(1))
 
 
 def test_a_full_disk_leaves_no_half_record(tmp_path):
@@ -178,13 +238,14 @@ WRITER = """
 import sys
 from tests.support.answers import QUERY, hits
 from rag_explain.log.files import Folder
-from rag_explain.log.record import Entry, Policy, encode
+from rag_explain.log.record import PendingRecord, Record
+from rag_explain.log.redaction import Policy
 folder = Folder(sys.argv[1], max_bytes=60_000)
 number = 0
 while True:
-    entry = Entry.of(f"{sys.argv[2]} {number}", "answer", hits(), None)
-    folder.append([encode(entry, Policy())])
-    print(entry.id, flush=True)
+    record = Record.of(PendingRecord(f"{sys.argv[2]} {number}", "answer", hits()), Policy())
+    folder.append([record.to_line()])
+    print(record.id, flush=True)
     number += 1
     if number == int(sys.argv[3]):
         break
@@ -201,13 +262,12 @@ def writer(path: Path, name: str, count: int) -> subprocess.Popen:
 
 
 def test_two_processes_write_one_log(tmp_path):
-    """Through rotation too, with a reader beside them; nobody overwrites anybody."""
+    """Through rotation too, with a reader beside them; no record is overwritten."""
     processes = [writer(tmp_path, name, 80) for name in ("left", "right")]
     while any(process.poll() is None for process in processes):
         if tmp_path.exists():
             ids = [record.id for record in records(tmp_path)]
             assert len(ids) == len(set(ids))
-        time.sleep(0.05)
     acknowledged = {line.strip() for process in processes for line in process.stdout}
     assert all(process.returncode == 0 for process in processes)
     for process in processes:
@@ -222,8 +282,7 @@ def test_kill_9_loses_no_acknowledged_record_and_leaves_no_torn_one(tmp_path):
     acknowledged: set[str] = set()
     for round_ in range(5):
         process = writer(tmp_path, f"round {round_}", 0)
-        acknowledged.add(process.stdout.readline().strip())
-        time.sleep(0.03 * (round_ + 1))
+        acknowledged |= {process.stdout.readline().strip() for _ in range(1 + 4 * round_)}
         process.kill()
         acknowledged |= {line.strip() for line in process.stdout if line.endswith("\n")}
         process.stdout.close()

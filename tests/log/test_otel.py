@@ -138,6 +138,7 @@ def test_an_exporter_that_raises_costs_no_record(tmp_path, caplog):
 
 def test_the_extra_is_named_when_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.delitem(sys.modules, "rag_explain.log.otel")
+    for name in ("rag_explain.log.otel", "rag_explain.log.sinks.otel"):
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtra, match=r"rag-explain\[otel\]"):
         import rag_explain.log.otel  # noqa: F401

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.log import patterns
-from rag_explain.log.record import Entry, Policy, decode, digest, encode, head, whole
+from rag_explain.log.record import PendingRecord, Record, summary, whole
+from rag_explain.log.redaction import Policy, digest
 from rag_explain.results.deferred import Deferred
 from rag_explain.texts.tokens import Token
 from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits
@@ -19,17 +20,17 @@ from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits
 
 def line(policy: Policy | None = None, **changes) -> bytes:
     fields = {"query": QUERY, "answer": "By the sun.", "hits": hits(), "metadata": {"user": "anna", "hits": [1]}}
-    return encode(Entry.of(**{**fields, **changes}), policy or Policy())
+    return Record.of(PendingRecord(**{**fields, **changes}), policy or Policy()).to_line()
 
 
 def test_a_record_carries_what_integrity_needs():
     data = json.loads(line())
     assert data["format"] == "rag_explain.log"
-    assert data["version"] == 1
+    assert data["version"] == 2
     assert data["library"]
-    assert data["query"] == {"text": QUERY, "hash": digest(QUERY)}
+    assert (data["query"], data["query_hash"]) == (QUERY, digest(QUERY))
     first = data["hits"][0]
-    assert first["hash"] == digest(DOCUMENTS[0])
+    assert first["text_hash"] == digest(DOCUMENTS[0])
     assert digest("a") == "sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
     why = first["explanation"]
     assert (why["method"], why["fingerprint"], why["settings"]) == ("bilrp", "f" * 32, {"layer": 0, "rules": "lrp"})
@@ -37,7 +38,7 @@ def test_a_record_carries_what_integrity_needs():
 
 
 def test_the_strongest_pairs_come_back_by_word_with_their_shares_among_all():
-    record = decode(line(Policy(top=4)))
+    record = Record.from_line(line(Policy(top=4)))
     original = hits()[0].explanation.by_word()
     for kept, expected in zip(record.pairs(0), original.top_pairs(4), strict=True):
         assert (kept.query.text, kept.document.text) == (expected.query.text, expected.document.text)
@@ -47,18 +48,41 @@ def test_the_strongest_pairs_come_back_by_word_with_their_shares_among_all():
 
 def test_without_the_matrix_the_explanation_is_the_kept_pairs_and_says_so():
     original = hits()[0].explanation
-    read = decode(line(Policy(top=4))).hits[0].explanation
+    read = Record.from_line(line(Policy(top=4))).hits[0].explanation
     assert read.score == original.score
     assert read.gap == pytest.approx(original.gap, abs=1e-6)
     n_q, n_d = original.by_word().pairs.shape
-    assert read.provenance["kept"] == f"the strongest 4 of {n_q * n_d} pairs"
+    (notice,) = read.notices
+    assert (notice.code, notice.level) == ("kept-pairs", "warning")
+    assert f"the strongest 4 of {n_q * n_d} pairs" in notice.text
+    assert read.surrogate is None
     assert np.count_nonzero(read.pairs) == 4
     assert read.unit == "word"
 
 
+def test_what_the_kept_pairs_leave_out_is_told_apart_from_what_no_word_carries():
+    original = hits()[0].explanation.by_word()
+    record = Record.from_line(line(Policy(top=4)))
+    dropped = float(original.pairs.sum(dtype=np.float64)) - sum(pair.value for pair in record.pairs(0))
+    assert abs(dropped) > 1e-3
+    assert record.logged_hits[0].explanation.unattributed == original.unattributed
+    assert record.hits[0].explanation.unattributed == pytest.approx(original.unattributed + dropped, abs=1e-5)
+    everything = Record.from_line(line(Policy(top=1000)))
+    assert not everything.hits[0].explanation.notices
+    assert everything.hits[0].explanation.unattributed == pytest.approx(original.unattributed, abs=1e-5)
+
+
+def test_reading_and_writing_again_gives_the_same_line():
+    why = explanation(similarities=np.ones(explanation().pairs.shape, dtype=np.float32), surrogate="reranked")
+    answer = {"query": "and those?", "hits": [hit(handle=Deferred.ready(why), around=("title: ", "!")), *hits()]}
+    for policy in (Policy(), Policy(matrices=True), Policy(keep_text=False, matrices=True)):
+        raw = line(policy, **answer)
+        assert Record.from_line(raw).to_line() == raw
+
+
 def test_with_the_matrix_the_explanation_comes_back_whole():
     original = hits()[0].explanation
-    read = decode(line(Policy(matrices=True))).hits[0].explanation
+    read = Record.from_line(line(Policy(matrices=True))).hits[0].explanation
     assert read.to_dict() == original.to_dict()
 
 
@@ -67,14 +91,14 @@ def test_similarities_come_back_too():
     similarities = np.arange(n_q * n_d, dtype=np.float32).reshape(n_q, n_d)
     why = explanation(similarities=similarities, additive=False)
     for policy in (Policy(matrices=True), Policy()):
-        read = decode(line(policy, hits=[hit(handle=Deferred.ready(why))])).hits[0].explanation
+        read = Record.from_line(line(policy, hits=[hit(handle=Deferred.ready(why))])).hits[0].explanation
         assert read.gap is None
-    read = decode(line(Policy(matrices=True), hits=[hit(handle=Deferred.ready(why))])).hits[0].explanation
+    read = Record.from_line(line(Policy(matrices=True), hits=[hit(handle=Deferred.ready(why))])).hits[0].explanation
     assert np.array_equal(read.similarities, similarities)
 
 
 def test_hits_come_back_as_hits():
-    read = decode(line()).hits
+    read = Record.from_line(line()).hits
     for back, original in zip(read, hits(), strict=True):
         for name in ("id", "text", "rank", "score", "metric", "status"):
             assert getattr(back, name) == getattr(original, name)
@@ -83,22 +107,24 @@ def test_hits_come_back_as_hits():
 
 def test_skipped_and_failed_hits_say_why():
     failing = Deferred(lambda: 1 / 0)
-    record = decode(line(hits=[hit(handle=Deferred(None, status="skipped", reason="too long")), hit(handle=failing)]))
+    record = Record.from_line(
+        line(hits=[hit(handle=Deferred(None, status="skipped", reason="too long")), hit(handle=failing)])
+    )
     assert [(h.status, h.reason) for h in record.hits] == [
         ("skipped", "too long"),
         ("failed", "ZeroDivisionError: division by zero"),
     ]
-    assert record.data["explained"] == 0
+    assert record.explained == 0
 
 
 def test_a_pending_hit_is_computed_or_left():
-    entry = Entry.of(QUERY, None, [hit(handle=Deferred(explanation))], None)
-    left = decode(encode(entry, Policy(), compute=False))
-    assert left.data["hits"][0]["status"] == "pending"
-    assert entry.hits[0].status == "pending"
+    pending = PendingRecord(QUERY, None, [hit(handle=Deferred(explanation))])
+    left = Record.of(pending, Policy(), compute=False)
+    assert left.logged_hits[0].status == "pending"
+    assert pending.hits[0].status == "pending"
     assert left.hits[0].explanation is None
     assert "not computed" in left.hits[0].reason
-    assert decode(encode(entry, Policy(), compute=True)).hits[0].explanation is not None
+    assert Record.of(pending, Policy(), compute=True).hits[0].explanation is not None
 
 
 def test_no_text_means_no_text_anywhere():
@@ -110,7 +136,7 @@ def test_no_text_means_no_text_anywhere():
     lowered = raw.decode().lower()
     words = {word.strip("?.").lower() for word in f"{QUERY} {' '.join(DOCUMENTS)} bees.md".split()}
     assert not [word for word in words if len(word) > 3 and word in lowered]
-    record = decode(raw)
+    record = Record.from_line(raw)
     assert record.query is None
     assert record.answer is None
     read = record.hits[0].explanation
@@ -125,9 +151,9 @@ def test_redaction_masks_every_string_and_keeps_offsets():
     raw = line(policy, answer="bees do", metadata={"user": "anna", "deep": [{"x": "bees"}]})
     assert "bees" not in raw.decode().lower().replace("bees.md", "")
     assert "anna" not in raw.decode()
-    record = decode(raw)
+    record = Record.from_line(raw)
     assert record.query == "How do ████ find their way home?"
-    assert record.data["query"]["hash"] == digest(QUERY)
+    assert record.query_hash == digest(QUERY)
     assert record.hits[0].text.startswith("Honey████ navigate")
     assert record.metadata == {"user": "████", "deep": [{"x": "████"}]}
     pieces = {token.piece for token in record.hits[0].explanation.document_tokens}
@@ -142,7 +168,7 @@ def test_metadata_that_was_embedded_does_not_slip_past_the_redaction():
     tokens = (*why.document_tokens[:-1], Token("", 0, 0, "metadata", "anna@example.org"))
     found = hit(handle=Deferred.ready(explanation(document_tokens=tokens)))
     for policy, kept in ((Policy(matrices=True), True), (Policy(matrices=True, redact=patterns("anna")), False)):
-        read = decode(line(policy, hits=[found], metadata={})).hits[0].explanation
+        read = Record.from_line(line(policy, hits=[found], metadata={})).hits[0].explanation
         assert any("anna" in token.piece for token in read.document_tokens) is kept
 
 
@@ -153,13 +179,13 @@ def test_a_bad_redaction_hook_is_an_error_and_not_a_leak():
 
 def test_a_key_makes_hashes_unguessable():
     key = b"0123456789abcdef"
-    assert json.loads(line(Policy(hash_key=key)))["query"]["hash"] == digest(QUERY, key) != digest(QUERY)
+    assert json.loads(line(Policy(hash_key=key)))["query_hash"] == digest(QUERY, key) != digest(QUERY)
     with pytest.raises(InvalidInput, match="16 bytes"):
         Policy(hash_key=b"short")
 
 
 def test_a_query_that_the_chain_rewrote_is_kept_beside_its_hit():
-    record = decode(line(query="and those insects?", hits=hits()))
+    record = Record.from_line(line(query="and those insects?", hits=hits()))
     assert record.query == "and those insects?"
     assert record.asked(0) == QUERY
     assert record.hits[0].explanation.query == QUERY
@@ -168,10 +194,10 @@ def test_a_query_that_the_chain_rewrote_is_kept_beside_its_hit():
 
 def test_the_head_is_read_without_the_hits():
     raw = line(query='tricky ,"hits":[ "quoted"', hits=hits('tricky ,"hits":[ "quoted"'))
-    read = head(raw)
-    assert read["query"]["text"] == 'tricky ,"hits":[ "quoted"'
-    assert read["documents"] == ["doc-0", "doc-1", "doc-2"]
-    assert "hits" not in read
+    read = summary(raw)
+    assert read.query == 'tricky ,"hits":[ "quoted"'
+    assert read.documents == ("doc-0", "doc-1", "doc-2")
+    assert summary(raw[: raw.index(b'"hits":[', raw.index(b"documents")) - 1] + b"}") == read
 
 
 @settings(deadline=None)  # time is not what is tested
@@ -188,7 +214,7 @@ def test_half_a_line_or_a_flipped_bit_is_never_a_record(data: st.DataObject):
 @settings(deadline=None)
 @given(st.text(), st.text())
 def test_any_text_survives(query: str, answer: str):
-    record = decode(line(query=query, answer=answer, hits=[]))
+    record = Record.from_line(line(query=query, answer=answer, hits=[]))
     assert (record.query, record.answer) == (query, answer)
 
 
@@ -196,29 +222,31 @@ def test_lone_surrogates_and_newlines_survive():
     odd = "a\ud800b\nc\u2028d\x85e"
     raw = line(query=odd, answer=odd, hits=[])
     assert b"\n" not in raw
-    assert decode(raw).query == odd
+    assert Record.from_line(raw).query == odd
 
 
 def test_another_version_is_refused():
-    with pytest.raises(FormatError, match="version 2"):
-        decode(line().replace(b'"version":1', b'"version":2', 1))
+    for version in (1, 3):
+        with pytest.raises(FormatError, match=f"version {version} cannot be read: this library reads 2"):
+            Record.from_line(line().replace(b'"version":2', b'"version":%d' % version, 1))
     with pytest.raises(FormatError, match="not a log record"):
-        decode(b"{}")
+        Record.from_line(b"{}")
     with pytest.raises(FormatError, match="not a log record"):
-        decode(b"{")
+        Record.from_line(b"{")
 
 
 def test_a_damaged_explanation_is_one_error():
-    data = json.loads(line(Policy(matrices=True)))
-    data["hits"][0]["explanation"]["matrix"]["cells"] = "AAAA"
-    with pytest.raises(FormatError, match="damaged"):
-        _ = decode(json.dumps(data).encode()).hits
+    for member, value in (("matrix", "AAAA"), ("pairs", [[1, 2]]), ("unit", "page"), ("score", None)):
+        data = json.loads(line(Policy(matrices=True)))
+        data["hits"][0]["explanation"][member] = value
+        with pytest.raises(FormatError, match="damaged"):
+            _ = Record.from_line(json.dumps(data).encode()).hits
 
 
 def test_wrong_arguments_are_refused():
     with pytest.raises(InvalidInput, match="strings"):
-        Entry.of(None, None, [], None)
+        PendingRecord(None)
     with pytest.raises(InvalidInput, match="Hit objects"):
-        Entry.of(QUERY, None, [{"id": 1}], None)
+        PendingRecord(QUERY, None, [{"id": 1}])
     with pytest.raises(InvalidInput, match="top"):
         Policy(top=-1)

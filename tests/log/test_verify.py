@@ -45,10 +45,10 @@ def written(path, explainer, **settings):
 
 
 def test_a_record_holds_with_the_same_model(tmp_path, explainer):
-    findings = list(verify(written(tmp_path, explainer), lambda logged: explainer))
-    assert [finding.outcome for finding in findings] == ["holds"] * 3
-    assert [finding.document for finding in findings] == ["doc-0", "doc-1", "doc-2"]
-    assert all(finding.shift < 1e-5 and not finding.reason for finding in findings)
+    verdicts = list(verify(written(tmp_path, explainer), lambda logged: explainer))
+    assert [verdict.outcome for verdict in verdicts] == ["holds"] * 3
+    assert [verdict.document for verdict in verdicts] == ["doc-0", "doc-1", "doc-2"]
+    assert all(verdict.shift < 1e-5 and not verdict.reason for verdict in verdicts)
 
 
 def test_explanations_by_sentence_are_compared_by_sentence(tmp_path, explainer):
@@ -56,8 +56,8 @@ def test_explanations_by_sentence_are_compared_by_sentence(tmp_path, explainer):
         with ExplanationLog(tmp_path / name, matrices=True) as log:
             why = explainer.explain(QUERY, " ".join(DOCUMENTS)).by_sentence()
             log.record(query=QUERY, hits=[hit(" ".join(DOCUMENTS), handle=Deferred.ready(why))])
-    (finding,) = verify(tmp_path / "before", lambda logged: explainer)
-    assert finding.outcome == "holds"
+    (verdict,) = verify(tmp_path / "before", lambda logged: explainer)
+    assert verdict.outcome == "holds"
     (move,) = diff(tmp_path / "before", tmp_path / "after")
     assert move.pairs[0].document in DOCUMENTS
     assert move.pairs[0].change == 0
@@ -65,54 +65,54 @@ def test_explanations_by_sentence_are_compared_by_sentence(tmp_path, explainer):
 
 def test_another_model_is_told(tmp_path, explainer):
     other = Explainer(tiny("distilbert"))
-    findings = list(verify(written(tmp_path, explainer), lambda logged: other))
-    assert {finding.outcome for finding in findings} == {"moved"}
-    assert "fingerprint" in findings[0].reason
+    verdicts = list(verify(written(tmp_path, explainer), lambda logged: other))
+    assert {verdict.outcome for verdict in verdicts} == {"moved"}
+    assert "fingerprint" in verdicts[0].reason
 
 
 def test_another_method_is_told(tmp_path, explainer):
     other = Explainer(tiny("bert"), "hxp")
-    (finding, *_) = verify(written(tmp_path, explainer), lambda logged: other)
-    assert finding.outcome == "moved"
-    assert "method is 'hxp', was 'bilrp'" in finding.reason
-    assert "settings" in finding.reason
+    (verdict, *_) = verify(written(tmp_path, explainer), lambda logged: other)
+    assert verdict.outcome == "moved"
+    assert "method is 'hxp', was 'bilrp'" in verdict.reason
+    assert "settings" in verdict.reason
 
 
 def test_a_document_that_changed_since_is_told(tmp_path, explainer):
     path = written(tmp_path, explainer)
-    findings = list(verify(path, lambda logged: explainer, documents={"doc-1": "Now it says something else."}))
-    assert [finding.outcome for finding in findings] == ["holds", "changed", "holds"]
+    verdicts = list(verify(path, lambda logged: explainer, documents={"doc-1": "Now it says something else."}))
+    assert [verdict.outcome for verdict in verdicts] == ["holds", "changed", "holds"]
 
 
 def test_without_a_model_hashes_are_checked(tmp_path, explainer):
     path = written(tmp_path, explainer)
-    assert [finding.outcome for finding in verify(path)] == ["holds"] * 3
+    assert [verdict.outcome for verdict in verify(path)] == ["holds"] * 3
 
 
 def test_texts_that_were_not_kept_cannot_be_computed_again(tmp_path, explainer):
     path = written(tmp_path, explainer, keep_text=False)
-    findings = list(verify(path, lambda logged: explainer))
-    assert {(finding.outcome, finding.reason) for finding in findings} == {("unknown", "the texts were not kept")}
+    verdicts = list(verify(path, lambda logged: explainer))
+    assert {(verdict.outcome, verdict.reason) for verdict in verdicts} == {("unknown", "the texts were not kept")}
 
 
 def test_redacted_texts_cannot_be_computed_again(tmp_path, explainer):
     path = written(tmp_path, explainer, redact=lambda text: [(0, 3)])
-    assert {finding.reason for finding in verify(path, lambda logged: explainer)} == {"the query is redacted"}
+    assert {verdict.reason for verdict in verify(path, lambda logged: explainer)} == {"the query is redacted"}
 
 
 def test_keyed_hashes_need_the_key(tmp_path, explainer):
     key = b"0123456789abcdef"
     path = written(tmp_path, explainer, hash_key=key)
-    assert {finding.reason for finding in verify(path)} == {"its hashes are keyed: give the key"}
-    assert {finding.outcome for finding in verify(path, hash_key=key)} == {"holds"}
-    assert {finding.outcome for finding in verify(path, hash_key=key[::-1])} == {"changed"}
+    assert {verdict.reason for verdict in verify(path)} == {"its hashes are keyed: give the key"}
+    assert {verdict.outcome for verdict in verify(path, hash_key=key)} == {"holds"}
+    assert {verdict.outcome for verdict in verify(path, hash_key=key[::-1])} == {"changed"}
 
 
 def test_damage_is_found(tmp_path, explainer):
     path = written(tmp_path, explainer)
     current = Folder(path).current
     current.write_bytes(current.read_bytes().replace(b"Honeybees", b"Bumblebee"))
-    assert [finding.outcome for finding in verify(path, lambda logged: explainer)] == ["damaged"]
+    assert [verdict.outcome for verdict in verify(path, lambda logged: explainer)] == ["damaged"]
 
 
 def test_what_was_embedded_beside_the_text_is_not_guessed(tmp_path, explainer):
@@ -120,9 +120,9 @@ def test_what_was_embedded_beside_the_text_is_not_guessed(tmp_path, explainer):
     tokens = (*why.document_tokens[:-1], Token("", 0, 0, "metadata", "title"))
     with ExplanationLog(tmp_path) as log:
         log.record(query=QUERY, hits=[hit(handle=Deferred.ready(explanation(document_tokens=tokens)))])
-    (finding,) = verify(tmp_path, lambda logged: explainer)
-    assert finding.outcome == "unknown"
-    assert "more than the document's text" in finding.reason
+    (verdict,) = verify(tmp_path, lambda logged: explainer)
+    assert verdict.outcome == "unknown"
+    assert "more than the document's text" in verdict.reason
 
 
 def embedded_with_metadata(explainer: Explainer) -> Hits:
@@ -135,14 +135,14 @@ def test_what_was_embedded_beside_the_text_is_kept_and_computed_again(tmp_path, 
     found = embedded_with_metadata(explainer)
     with ExplanationLog(tmp_path) as log:
         log.record(query=QUERY, hits=found)
-    (finding,) = verify(tmp_path, lambda logged: explainer)
-    assert finding.outcome == "holds"
-    assert finding.shift < 1e-5
-    assert abs(explainer.explain(QUERY, DOCUMENTS[0]).score - finding.score) > 1e-3  # it does make a difference
+    (verdict,) = verify(tmp_path, lambda logged: explainer)
+    assert verdict.outcome == "holds"
+    assert verdict.shift < 1e-5
+    assert abs(explainer.explain(QUERY, DOCUMENTS[0]).score - verdict.score) > 1e-3  # it does make a difference
     (record,) = ExplanationLog(tmp_path).records()
     assert record.hits[0].around == found[0].around == ("title: by anna\n\n", "\n\nlang: en")
-    (finding,) = verify(tmp_path, lambda logged: explainer, documents={"doc-0": "Another text."})
-    assert finding.outcome == "changed"
+    (verdict,) = verify(tmp_path, lambda logged: explainer, documents={"doc-0": "Another text."})
+    assert verdict.outcome == "changed"
 
 
 def test_what_was_embedded_beside_the_text_is_redacted_keyed_left_out_and_erased_like_the_text(tmp_path, explainer):
@@ -158,8 +158,8 @@ def test_what_was_embedded_beside_the_text_is_redacted_keyed_left_out_and_erased
     for name, policy in policies.items():
         with ExplanationLog(tmp_path / name, **policy) as log:
             log.record(query=QUERY, hits=found)
-        (finding,) = verify(tmp_path / name, lambda logged: explainer, hash_key=key)
-        outcomes[name] = finding.outcome
+        (verdict,) = verify(tmp_path / name, lambda logged: explainer, hash_key=key)
+        outcomes[name] = verdict.outcome
         kept = Folder(tmp_path / name).current.read_text()
         assert ("anna" in kept) == (name in ("keyed", "other words masked"))
     assert outcomes == {"masked": "unknown", "other words masked": "holds", "keyed": "holds", "no text": "unknown"}
@@ -172,7 +172,7 @@ def test_hits_without_explanation_and_erased_ones_are_unknown(tmp_path, explaine
     with ExplanationLog(tmp_path) as log:
         log.record(query=QUERY, hits=[hit(handle=Deferred(None, status="skipped", reason="too long")), hits()[1]])
         log.erase(documents=["doc-1"])
-    reasons = [finding.reason for finding in verify(tmp_path, lambda logged: explainer)]
+    reasons = [verdict.reason for verdict in verify(tmp_path, lambda logged: explainer)]
     assert reasons == ["there is no explanation: too long", "the document was erased"]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -79,10 +79,8 @@ def test_a_full_queue_drops_at_once_and_the_log_says_so(tmp_path, caplog):
     log = ExplanationLog(tmp_path, redact=gate, queue=10)
     log.record(query="held")
     assert gate.reached.wait(10)
-    start = time.perf_counter()
-    for number in range(50):
+    for number in range(50):  # while the background is held: a record that waited for it would never return
         log.record(query=f"{number}")
-    assert time.perf_counter() - start < 1
     assert log.counts.dropped == 40
     assert "drops records: 10 records are waiting" in caplog.text
     gate.open.set()
@@ -109,6 +107,7 @@ def test_explanations_are_computed_in_the_background(log):
 
 def test_the_background_gives_way_to_the_host(log):
     found = []
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     def compute():
         found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
@@ -116,8 +115,8 @@ def test_the_background_gives_way_to_the_host(log):
 
     log.record(query=QUERY, hits=[hit(handle=Deferred(compute))])
     log.flush()
-    assert found == [10]
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 10
+    assert found == [min(19, before + 10)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
 def test_pending_can_be_left(tmp_path):
@@ -125,8 +124,8 @@ def test_pending_can_be_left(tmp_path):
         original = hit(handle=Deferred(explanation))
         record = log.find(log.record(query=QUERY, hits=[original]))
     assert original.status == "pending"
-    assert record.data["hits"][0]["status"] == "pending"
-    assert record.data["hits"][0]["explanation"] is None
+    assert record.logged_hits[0].status == "pending"
+    assert record.logged_hits[0].explanation is None
 
 
 def test_computing_stops_before_dropping_starts(tmp_path):
@@ -145,8 +144,8 @@ def test_computing_stops_before_dropping_starts(tmp_path):
         go_on.set()
         assert log.flush(30)
         assert log.counts.dropped == 0
-        states = [record.data["hits"][0]["status"] for record in log.records()]
-        assert log.find(first).data["explained"] == 2
+        states = [record.logged_hits[0].status for record in log.records()]
+        assert log.find(first).explained == 2
     assert states.count("pending") == 4  # while more than half of the queue was waiting
     assert states.count("ready") == 7
 
@@ -155,14 +154,10 @@ def test_closing_computes_what_is_pending_when_there_is_time(tmp_path):
     with ExplanationLog(tmp_path) as log:
         record_id = log.record(query=QUERY, hits=[hit(handle=Deferred(explanation))])
     assert find(tmp_path, record_id).hits[0].explanation is not None
-    log = ExplanationLog(tmp_path)
-    record_id = log.record(query=QUERY, hits=[hit(handle=Deferred(lambda: time.sleep(0.2) or explanation()))] * 2)
-    later = log.record(query=QUERY, hits=[hit(handle=Deferred(explanation))])
-    assert log.close(compute=False)
-    assert find(tmp_path, later).data["hits"][0]["status"] == "pending"
 
 
-def test_closing_stops_computing_when_there_is_none(tmp_path):
+@pytest.mark.parametrize("closing", [{"timeout": 0, "compute": False}, {"timeout": 0.1}])
+def test_closing_stops_computing_when_there_is_none_or_when_asked_to(tmp_path, closing):
     started, go_on = threading.Event(), threading.Event()
 
     def slow():
@@ -175,11 +170,11 @@ def test_closing_stops_computing_when_there_is_none(tmp_path):
     assert started.wait(10)
     late = hit(handle=Deferred(explanation))
     log.record(query="late", hits=[late])
-    assert not log.close(0.1)
+    assert not log.close(**closing)
     go_on.set()
     assert log.close(30)
     assert late.status == "pending"
-    assert [record.data["hits"][0]["status"] for record in records(tmp_path)] == ["ready", "pending"]
+    assert [record.logged_hits[0].status for record in records(tmp_path)] == ["ready", "pending"]
 
 
 def test_a_closed_log_drops_and_counts(tmp_path):
@@ -267,7 +262,7 @@ def test_erasing_a_document_removes_all_that_was_made_from_it(tmp_path):
         other = log.record(query=QUERY, answer="kept", hits=hits()[1:])
         log.flush()
         with (tmp_path / "log.jsonl").open("ab") as file:
-            file.write(b'{"format":"rag_explain.log", Honeybees')  # somebody was killed here
+            file.write(b'{"format":"rag_explain.log", Honeybees')  # a writer was killed here
         assert log.erase(documents=["doc-0"]) == 3
         read = list(log.records())
     assert len(read) == 4
@@ -276,7 +271,7 @@ def test_erasing_a_document_removes_all_that_was_made_from_it(tmp_path):
         assert [hit.id for hit in record.hits] == ["", "doc-1", "doc-2"]
         assert record.hits[0].reason == "erased"
         assert record.hits[0].text is None
-        assert record.data["explained"] == 2
+        assert record.explained == 2
         assert record.hits[1].explanation is not None
     assert log.find(other).answer == "kept"
     files = [path for path in tmp_path.iterdir() if path.suffix in (".gz", ".jsonl")]
@@ -378,7 +373,7 @@ if child:
     assert sorted(record.query for record in records(tmp_path)) == ["before the fork", "child", "parent"]
 
 
-def test_ten_thousand_records_are_written_and_listed_quickly(tmp_path):
+def test_ten_thousand_records_are_listed_by_their_heads_and_one_is_found_by_parsing_one(tmp_path, monkeypatch):
     answers = [hit(document, rank) for rank, document in enumerate(DOCUMENTS)]
     answers = [replace(item, handle=Deferred.ready(item.explanation.by_word())) for item in answers]
     log = ExplanationLog(tmp_path, queue=20_000)
@@ -386,13 +381,26 @@ def test_ten_thousand_records_are_written_and_listed_quickly(tmp_path):
         log.record(query=QUERY, answer=f"answer {number}", hits=answers)
     assert log.close(120)
     assert log.counts.dropped == 0
-    start = time.perf_counter()
+    parsed: list[int] = []
+    monkeypatch.setattr("rag_explain.log.record.json", Counting(parsed))
     listed = list(summaries(tmp_path))
-    assert time.perf_counter() - start < 5  # 0.3 s on an idle machine
-    assert len(listed) == 10_000
-    start = time.perf_counter()
+    assert len(listed) == len(parsed) == 10_000
+    written = sum(len(line) for line in log.folder.lines())
+    assert sum(parsed) < written / 8
+    parsed.clear()
     assert find(tmp_path, listed[5000].id).answer == listed[5000].answer
-    assert time.perf_counter() - start < 2
+    assert len(parsed) == 1
+
+
+class Counting:
+    """The json module, counting the characters that it parses."""
+
+    def __init__(self, parsed):
+        self.parsed = parsed
+
+    def loads(self, raw):
+        self.parsed.append(len(raw))
+        return json.loads(raw)
 
 
 def test_importing_the_log_loads_no_torch():

@@ -9,8 +9,6 @@ answer. Runs are told apart by their ids, never by time or thread, so any number
 from __future__ import annotations
 
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -22,15 +20,13 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 
 from langchain_rag_explain.documents import ExplainedDocument, get_explanation
-from rag_explain import Explanation
 from rag_explain.log import ExplanationLog
+from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.hits import Hit
 
 _QUESTIONS = ("input", "question", "query", "messages")
 _ANSWERS = ("answer", "output", "result", "text", "response", "messages")
-# A stream that its reader gave up never ends: beyond this many, the oldest open run is logged as it is.
-_MOST_OPEN = 10_000
 
 
 @dataclass
@@ -46,7 +42,6 @@ class _Answer:
 
     inputs: Any
     tags: list[str]
-    runs: list[UUID] = field(default_factory=list)
     retrievals: dict[UUID, _Retrieval] = field(default_factory=dict)
 
 
@@ -64,10 +59,7 @@ class ExplanationLogHandler(BaseCallbackHandler):
     def __init__(self, log: ExplanationLog, *, metadata: Mapping[str, Any] | None = None) -> None:
         self.log = log
         self.metadata = dict(metadata or {})
-        self._lock = threading.Lock()
-        self._roots: dict[UUID, UUID] = {}
-        self._parents: dict[UUID, UUID | None] = {}
-        self._open: OrderedDict[UUID, _Answer] = OrderedDict()
+        self._runs: OpenRuns[UUID, _Answer] = OpenRuns(self._give_up)
 
     # ------------------------------------------------------------------ LangChain calls these
 
@@ -94,19 +86,19 @@ class ExplanationLogHandler(BaseCallbackHandler):
     ) -> None:
         """A retriever is asked."""
         self._begin(run_id, parent_run_id, query, more)
-        with self._lock:
-            answer = self._open.get(self._roots[run_id])
-            if answer is not None:
-                answer.retrievals[run_id] = _Retrieval(query, self._retriever_around(answer, parent_run_id))
+        with self._runs.outermost(run_id) as outermost:
+            if outermost is not None:
+                retrievals = outermost.state.retrievals
+                outer = next((run for run in outermost.around(run_id) if run in retrievals), None)
+                retrievals[run_id] = _Retrieval(query, outer)
 
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any
     ) -> None:
         """A retriever has found its documents."""
-        with self._lock:
-            answer = self._open.get(self._roots.get(run_id, run_id))
-            if answer is not None and run_id in answer.retrievals:
-                answer.retrievals[run_id].documents = list(documents)
+        with self._runs.outermost(run_id) as outermost:
+            if outermost is not None and run_id in outermost.state.retrievals:
+                outermost.state.retrievals[run_id].documents = list(documents)
         self._end(run_id, None, {})
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any) -> None:
@@ -138,37 +130,21 @@ class ExplanationLogHandler(BaseCallbackHandler):
     # ------------------------------------------------------------------ runs
 
     def _begin(self, run_id: UUID, parent: UUID | None, inputs: Any, more: Mapping[str, Any]) -> None:
-        given_up = None
-        with self._lock:
-            # A parent that nobody told us of: the callback was put on a part of the chain, which is then outermost.
-            root = self._roots.get(parent, run_id) if parent is not None else run_id
-            self._roots[run_id] = root
-            self._parents[run_id] = parent
-            if root == run_id:
-                self._open[root] = _Answer(inputs, list(more.get("tags") or []))
-                if len(self._open) > _MOST_OPEN:
-                    given_up = next(iter(self._open))
-            self._open[root].runs.append(run_id)
-        if given_up is not None:
-            self._end(given_up, None, {"error": "it never ended"})
-
-    def _retriever_around(self, answer: _Answer, run_id: UUID | None) -> UUID | None:
-        while run_id is not None and run_id not in answer.retrievals:
-            run_id = self._parents.get(run_id)
-        return run_id
+        # A parent that is not known: the callback was put on a part of the chain, which is then outermost.
+        if not self._runs.join(run_id, parent):
+            self._runs.open(run_id, _Answer(inputs, list(more.get("tags") or [])))
 
     def _end(self, run_id: UUID, outputs: Any, failure: Mapping[str, Any]) -> None:
-        with self._lock:
-            answer = self._open.pop(run_id, None)
-            if answer is None:
-                return
-            for run in answer.runs:
-                self._roots.pop(run, None)
-                self._parents.pop(run, None)
-        if answer.retrievals:
+        answer = self._runs.close(run_id)
+        if answer is not None:
             self._record(run_id, answer, outputs, failure)
 
+    def _give_up(self, run: OutermostRun[UUID, _Answer]) -> None:
+        self._record(run.key, run.state, None, {"error": NEVER_ENDED})
+
     def _record(self, run_id: UUID, answer: _Answer, outputs: Any, failure: Mapping[str, Any]) -> None:
+        if not answer.retrievals:
+            return
         asked = next(iter(answer.retrievals.values())).query
         metadata = {**self.metadata, "langchain_run_id": str(run_id), **failure}
         if answer.tags:
@@ -232,9 +208,6 @@ def _hit(document: Document, hit: Hit | None, rank: int) -> Hit:
     if hit is not None:
         return replace(hit, rank=rank)
     explanation = get_explanation(document)  # as plain data in its metadata, after a journey through JSON
-    handle: Deferred[Explanation] = Deferred(
-        None, status="skipped", reason="its retriever is not wrapped in an ExplainingRetriever"
-    )
     return Hit(
         id=document.id or f"#{rank}",
         text=document.page_content,
@@ -242,5 +215,5 @@ def _hit(document: Document, hit: Hit | None, rank: int) -> Hit:
         score=None,
         metric="unknown",
         metadata=document.metadata,
-        handle=handle if explanation is None else Deferred.ready(explanation),
+        handle=Deferred.skipped(NOT_WRAPPED) if explanation is None else Deferred.ready(explanation),
     )

@@ -64,7 +64,7 @@ class Echo(BaseChatModel):
 
 
 class Static(BaseRetriever):
-    """A retriever that nobody wrapped."""
+    """A retriever without our wrapper."""
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         return [Document(page_content=f"about {query}", id="static")]
@@ -144,7 +144,7 @@ def test_a_hundred_concurrent_queries_are_paired_correctly(retriever, log):
 
     asyncio.run(ask())
     check_pairing(list(log.records()), asked, retriever)
-    assert [len(kept) for kept in (handler._open, handler._roots, handler._parents)] == [0, 0, 0]
+    assert len(handler._runs) == 0
 
 
 def test_a_batch_in_threads_is_paired_correctly(retriever, log):
@@ -203,7 +203,7 @@ def test_a_retriever_on_its_own_is_logged_without_an_answer(retriever, log):
     retriever.invoke("the cat", config={"callbacks": [ExplanationLogHandler(log)]})
     record = only(log)
     assert (record.query, record.answer) == ("the cat", None)
-    assert record.data["explained"] == 2
+    assert record.explained == 2
 
 
 def test_a_tool_of_an_agent(retriever, log):
@@ -212,7 +212,7 @@ def test_a_tool_of_an_agent(retriever, log):
     agent.invoke("the cat", {"callbacks": [ExplanationLogHandler(log)]})
     record = only(log)
     assert record.answer.startswith("Answer: ")
-    assert record.data["explained"] == 2
+    assert record.explained == 2
 
 
 def test_explanations_are_found_inside_other_retrievers(retriever, log):
@@ -221,7 +221,7 @@ def test_explanations_are_found_inside_other_retrievers(retriever, log):
     expected = [document.id for document in reversed(retriever.invoke("the cat"))]
     assert [hit.id for hit in record.hits] == expected
     assert [hit.rank for hit in record.hits] == [1, 2]
-    assert record.data["explained"] == 2
+    assert record.explained == 2
 
 
 def test_a_retriever_that_is_not_wrapped_is_logged_without_reasons(log):
@@ -242,7 +242,7 @@ def test_explanations_in_metadata_survive_a_journey_through_json(retriever, log)
             return documents
 
     Cached().invoke("the cat", config={"callbacks": [ExplanationLogHandler(log)]})
-    assert only(log).data["explained"] == 2
+    assert only(log).explained == 2
 
 
 def test_chains_that_fail_are_logged_with_what_they_had(retriever, log):
@@ -268,7 +268,7 @@ def test_a_callback_on_a_part_of_the_chain(retriever, log):
 
 
 def test_runs_that_never_end_do_not_pile_up(log, monkeypatch):
-    monkeypatch.setattr("langchain_rag_explain.callback._MOST_OPEN", 2)
+    monkeypatch.setattr("rag_explain.log.runs.MAX_OPEN", 2)
     handler = ExplanationLogHandler(log)
     for number in range(3):
         root = uuid4()
@@ -277,8 +277,7 @@ def test_runs_that_never_end_do_not_pile_up(log, monkeypatch):
     record = only(log)
     assert record.query == "question 0"
     assert record.metadata["error"] == "it never ended"
-    assert len(handler._open) == 2
-    assert len(handler._roots) == 4
+    assert len(handler._runs) == 4
 
 
 def test_beside_openinference_the_explanation_is_below_the_chains_own_span(retriever, tmp_path):

@@ -5,20 +5,18 @@
 
 Works through LlamaIndex's instrumentation: nothing about the engine changes. Every outermost query, chat or lone
 retrieval becomes one record. They are told apart by their spans, so any number of them may be under way at once, in
-threads and in tasks. A query engine's streamed answer is logged when its reader stops reading, and one that nobody
-reads is not; a chat engine's when LlamaIndex has written it into the chat's memory.
+threads and in tasks. A query engine's streamed answer is logged when its reader stops reading, and not if it is never
+read; a chat engine's when LlamaIndex has written it into the chat's memory.
 """
 
 from __future__ import annotations
 
 import inspect
-import threading
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from llama_index.core import instrumentation
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
@@ -34,11 +32,9 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.retrievers.rag_explain.nodes import ExplainedNode
 
 from rag_explain.log import ExplanationLog
+from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.hits import Hit
-
-# A workflow that was abandoned never ends its span: beyond this many, the oldest open query is logged as it is.
-_MOST_OPEN = 10_000
 
 
 class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
@@ -82,63 +78,56 @@ class _Answer:
     """An outermost query that has not ended yet."""
 
     query: str
-    spans: list[str] = field(default_factory=list)
     nodes: Sequence[NodeWithScore] = ()
     known: dict[str, Hit] = field(default_factory=dict)
 
 
+class _Chat(NamedTuple):
+    """A streamed chat that has returned and whose answer is being written."""
+
+    response: StreamingAgentChatResponse
+    answer: _Answer
+
+
 class _Queries:
-    """Which span belongs to which outermost query."""
+    """Makes a record of every outermost query when it ends."""
 
     def __init__(self, log: ExplanationLog, metadata: dict[str, Any]) -> None:
         self.log = log
         self.metadata = metadata
-        self._lock = threading.Lock()
-        self._roots: dict[str, str] = {}
-        self._open: OrderedDict[str, _Answer] = OrderedDict()
-        # Streamed chats that have returned and whose answer is being written, by their response's id.
-        self._returned: OrderedDict[int, tuple[StreamingAgentChatResponse, _Answer]] = OrderedDict()
+        self._open: OpenRuns[str, _Answer] = OpenRuns(
+            lambda run: self._record(run.state, None, (), NEVER_ENDED)  # a workflow that was abandoned
+        )
+        self._returned: OpenRuns[int, _Chat] = OpenRuns(  # by the response's id
+            lambda run: self._record(run.state.answer, None, run.state.response.source_nodes, NEVER_ENDED)
+        )
 
     def enter(self, span: str, parent: str | None) -> None:
         """A span inside a query belongs to it; others are of no interest."""
-        with self._lock:
-            root = None if parent is None else self._roots.get(parent)
-            if root is not None:
-                self._roots[span] = root
-                self._open[root].spans.append(span)
+        self._open.join(span, parent)
 
     def begin(self, span: str, query: str) -> None:
         """A query, chat or retrieval starts; inside another one it is a part of that."""
-        given_up = None
-        with self._lock:
-            if span in self._roots:
-                return
-            self._roots[span] = span
-            self._open[span] = _Answer(query, [span])
-            if len(self._open) > _MOST_OPEN:
-                given_up = next(iter(self._open))
-        if given_up is not None:
-            self.end(given_up, None, (), error="it never ended")
+        self._open.open(span, _Answer(query))
 
     def retrieved(self, span: str, nodes: Sequence[NodeWithScore]) -> None:
         """What a retriever inside the query found. The outermost one speaks last, and what it says counts."""
-        with self._lock:
-            answer = self._open.get(self._roots.get(span, ""))
-            if answer is not None:
-                answer.nodes = nodes
-                answer.known.update(
+        with self._open.outermost(span) as outermost:
+            if outermost is not None:
+                outermost.state.nodes = nodes
+                outermost.state.known.update(
                     (node.node.node_id, node.hit) for node in nodes if isinstance(node, ExplainedNode) and node._hit
                 )
 
     def end(self, span: str, text: str | None, nodes: Sequence[NodeWithScore], error: str | None = None) -> None:
         """The outermost query is over: one record."""
-        answer = self._take(span)
+        answer = self._open.close(span)
         if answer is not None:
             self._record(answer, text, nodes, error)
 
     def stream(self, span: str, response: StreamingResponse | AsyncStreamingResponse) -> None:
-        """The outermost query is over, but nobody has read its answer yet: listen while somebody does."""
-        answer = self._take(span)
+        """The outermost query is over, but its answer is still to be read: listen while it is."""
+        answer = self._open.close(span)
         if answer is None:
             return
 
@@ -152,46 +141,27 @@ class _Queries:
 
     def chat(self, span: str, response: StreamingAgentChatResponse) -> None:
         """A streamed chat has returned; a thread or task of LlamaIndex writes its answer, and may be ready before."""
-        answer = self._take(span)
+        answer = self._open.close(span)
         if answer is None:  # an engine inside another one: the outer one will return it too
             return
+        self._returned.open(id(response), _Chat(response, answer))
         writers = ("write_response_to_history_thread", "awrite_response_to_history_task")  # not in every version
         is_written = any(getattr(response, name, None) is not None for name in writers)
-        given_up = None
-        with self._lock:
-            # Both are set before the writer's span ends: as long as they are not, its end will be heard of.
-            is_over = response.is_done or response.exception is not None
-            if is_written and not is_over:
-                self._returned[id(response)] = response, answer
-                given_up = self._returned.popitem(last=False)[1] if len(self._returned) > _MOST_OPEN else None
-        if given_up is not None:
-            self._record(given_up[1], None, given_up[0].source_nodes, "it never ended")
-        if is_over or not is_written:
-            error = None if response.exception is None else type(response.exception).__name__
-            self._record(answer, response.response or None, response.source_nodes, error)
+        # Both are set before the writer's span ends: where they are not, its end is still to come and finds the chat.
+        if not is_written or response.is_done or response.exception is not None:
+            self.written(response, None if response.exception is None else type(response.exception).__name__)
 
     def written(self, response: StreamingAgentChatResponse, error: str | None = None) -> None:
-        """The answer of a streamed chat is complete, or it failed."""
-        with self._lock:
-            returned = self._returned.pop(id(response), None)
+        """The answer of a streamed chat is complete, or it failed. Only the first call makes a record."""
+        returned = self._returned.close(id(response))
         if returned is not None:
-            # Not str(response): that takes the words away from whoever reads them.
-            self._record(returned[1], response.response or None, response.source_nodes, error)
+            # Not str(response): that takes the words away from the reader of the stream.
+            self._record(returned.answer, response.response or None, response.source_nodes, error)
 
     def close(self) -> None:
         """Streamed chats that have returned are logged, without the answers that are still to come."""
-        with self._lock:
-            returned = list(self._returned.values())
-            self._returned.clear()
-        for response, answer in returned:
-            self._record(answer, None, response.source_nodes, "the log was closed before it ended")
-
-    def _take(self, span: str) -> _Answer | None:
-        with self._lock:
-            answer = self._open.pop(span, None)
-            for inner in () if answer is None else answer.spans:
-                self._roots.pop(inner, None)
-        return answer
+        for chat in self._returned.close_all():
+            self._record(chat.answer, None, chat.response.source_nodes, "the log was closed before it ended")
 
     def _record(self, answer: _Answer, text: str | None, nodes: Sequence[NodeWithScore], error: str | None) -> None:
         sources = nodes or answer.nodes
@@ -329,7 +299,7 @@ def _string(query: str | QueryBundle) -> str:
 
 
 def _hit(node: NodeWithScore, rank: int, known: Mapping[str, Hit]) -> Hit:
-    """The node's own hit, or the one that a retriever inside gave to it before somebody copied it."""
+    """The node's own hit, or the one that a retriever inside gave to it before it was copied."""
     hit = node._hit if isinstance(node, ExplainedNode) else known.get(node.node.node_id)
     if hit is not None:
         return replace(hit, rank=rank)
@@ -341,5 +311,5 @@ def _hit(node: NodeWithScore, rank: int, known: Mapping[str, Hit]) -> Hit:
         score=None if node.score is None else float(node.score),
         metric="unknown",
         metadata=node.node.metadata,
-        handle=Deferred(None, status="skipped", reason="its retriever is not wrapped in an ExplainingRetriever"),
+        handle=Deferred.skipped(NOT_WRAPPED),
     )
