@@ -14,7 +14,7 @@ import operator
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, get_args
@@ -113,11 +113,11 @@ class HitExplainer:
         check_mode(mode, top)
         reasons = [reason for reason in (self.surrogate, surrogate) if reason]
         scoring = Scoring(self.metric if metric is None else _metric(metric), reasons, self.tolerance)
-        batch = _Batch(self, query, scoring)
+        shared = _Query(self, query, scoring)
         documents = list(found)
         wanted = 0 if mode == "off" else len(documents) if top is None else operator.index(top)
         handles = [
-            batch.deferred(document) if rank < wanted else Deferred.skipped("an explanation was not asked for")
+            shared.deferred(document) if rank < wanted else Deferred.skipped("an explanation was not asked for")
             for rank, document in enumerate(documents)
         ]
         if mode == "eager":
@@ -181,15 +181,15 @@ class HitExplainer:
         return explanation.with_notices(*notices)
 
 
-class _Batch:
-    """The documents of one query, explained one when it is looked at, or all that are pending in one call.
+class _Query:
+    """What all hits of one query share: each is explained when it is looked at, or all that are pending in one batch.
 
-    All its `Deferred` have this one object as their `together`.
+    Every `Deferred` that it makes has this one object as its `together`.
     """
 
-    def __init__(self, owner: HitExplainer, query: str, scoring: Scoring) -> None:
+    def __init__(self, owner: HitExplainer, text: str, scoring: Scoring) -> None:
         self._owner = owner
-        self._query = query
+        self._text = text
         self._scoring = scoring
         self._lock = threading.Lock()
         # Weak, because every key refers to this object: hits that are dropped free their texts at once.
@@ -228,7 +228,7 @@ class _Batch:
     def _explained(self, documents: Sequence[RetrievedDocument]) -> list[Explanation]:
         texts = [document.text for document in documents if document.text is not None]
         ids = [document.id for document in documents]
-        explanations = self._owner.explainer.explain_many(self._query, texts, ids=ids)
+        explanations = self._owner.explainer.explain_many(self._text, texts, ids=ids)
         return [
             self._owner._checked(self._scoring, document, explanation)
             for document, explanation in zip(documents, explanations, strict=True)
@@ -240,12 +240,8 @@ def _computed_in_time(
 ) -> list[Deferred[Explanation]]:
     """One by one, so that what fits is ready; what does not is skipped, and stays so when its computation ends."""
     deadline = time.monotonic() + seconds
-    jobs: dict[Deferred[Explanation], Future[None]] = {
-        handle: explainer.in_background(_unless_late, handle, deadline)
-        for handle in handles
-        if handle.status == "pending"
-    }
-    for job in jobs.values():
+    pending = [handle for handle in handles if handle.status == "pending"]
+    for job in [explainer.in_background(_unless_late, handle, deadline) for handle in pending]:
         try:
             job.result(timeout=max(0.0, deadline - time.monotonic()))
         except TimeoutError:

@@ -108,7 +108,7 @@ def test_how_many_are_explained(mode: Any, top: int | None, wanted: int) -> None
     ):
         ready = "ready" if mode == "eager" else "pending"
         assert [hit.status for hit in hits] == [ready] * wanted + ["skipped"] * (5 - wanted)
-        assert all(hit.reason for hit in hits[wanted:])
+        assert {hit.reason for hit in hits[wanted:]} <= {"an explanation was not asked for"}
 
 
 @pytest.mark.parametrize("mode", ["later", True, False, 1, 2.5, None, [1]])

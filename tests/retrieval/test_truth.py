@@ -67,7 +67,7 @@ def test_a_reason_that_was_declared_does_not_switch_the_measurement_off(caplog: 
         "a reranker made the score; the index's score implies a similarity of 12.0000, but this encoder computes "
         f"{hit.explanation.score:.4f}"
     )
-    assert not caplog.records  # whoever declared it need not be warned
+    assert not caplog.records  # a user who declared the reason is not warned
 
 
 def test_reasons_of_the_retriever_and_of_the_call_are_both_said() -> None:
