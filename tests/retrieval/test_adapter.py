@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import cache
 from typing import Any
 
@@ -242,25 +243,37 @@ def test_a_stuck_explainer_does_not_hold_up_other_queries() -> None:
     stuck.gate.set()
 
 
-def test_an_explainer_that_is_closed_ends_its_threads_and_skips_what_waits() -> None:
-    scripted = Scripted(wait=True)
-    results: list[Any] = []
-    search = threading.Thread(
-        target=lambda: results.extend(HitExplainer(scripted, time_limit=60.0).hits(QUERY, found(), "eager"))
-    )
-    search.start()
-    assert scripted.started.wait(timeout=60)
-    workers = [thread for thread in threading.enumerate() if thread.name.startswith("rag_explain")]
-    assert workers
-    scripted.close()
-    scripted.gate.set()
-    search.join()
-    for thread in workers:
+def test_an_explainer_ends_its_threads_when_it_is_closed_and_makes_new_ones_when_it_is_used_again() -> None:
+    own, gate, met = Explainer(explainer().scorer), threading.Event(), threading.Barrier(3)
+
+    def work() -> threading.Thread:
+        met.wait()
+        gate.wait()
+        return threading.current_thread()
+
+    begun = [own.in_background(work) for _ in range(2)]
+    met.wait()
+    waiting = own.in_background(work)
+    own.close()
+    assert waiting.cancelled()
+    gate.set()
+    for future in begun:
+        thread = future.result()
         thread.join(timeout=60)
         assert not thread.is_alive()
-    assert {hit.status for hit in results[2:]} == {"skipped"}  # two had begun
-    again = HitExplainer(scripted, time_limit=60.0).hits(QUERY, found(CORPUS[:1]), "eager")
-    assert again[0].status == "ready"  # a closed explainer makes new threads when it is used again
+    assert own.in_background(threading.current_thread).result() not in [future.result() for future in begun]
+    own.close()
+
+
+def test_what_still_waits_when_the_explainer_is_closed_is_skipped() -> None:
+    class Closed(Scripted):
+        def in_background(self, call: Any, *arguments: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.cancel()
+            return future
+
+    hits = HitExplainer(Closed(), time_limit=60.0).hits(QUERY, found(), "eager")
+    assert {hit.status for hit in hits} == {"skipped"}
 
 
 def test_threads_and_async_calls_agree_with_one_by_one() -> None:
