@@ -5,7 +5,7 @@ FOLDER holds `cran.all.1400`, `cran.qry` and `cranqrel` (Cranfield), or `corpus.
 queries return.
 
   plain    the model's `encode_query` and `index.search`, as one would write it without this library
-  off      FaissRetriever.search(explain=False)
+  off      FaissRetriever.search(explain="off")
   warm     top 10 with all explanations, documents' factors in memory, the query seen for the first time
   cold     the same with nothing kept
 
@@ -39,6 +39,7 @@ from rag_explain import Explainer
 from rag_explain.encoder.loading import DEFAULT_MODEL, packaged_path
 from rag_explain.faiss import FaissRetriever
 from rag_explain.store import Store
+from rag_explain.texts.passage import as_passages
 
 TOP = 10
 LENGTHS = ((1, 13), (14, 20), (21, 64))
@@ -145,7 +146,7 @@ def main() -> None:
 
     chosen = choose(collection, explainer, arguments.queries)
     measured = [query for queries in chosen.values() for query in queries]
-    returned = {hit.id for query in measured for hit in retriever.search(query, TOP, explain=False)}
+    returned = {hit.id for query in measured for hit in retriever.search(query, TOP, explain="off")}
     built = explainer.precompute([collection.documents[name] for name in returned], progress=False)
     print(f"factors of {built} of {len(returned)} returned documents built", flush=True)
     result["lengths"] = [
@@ -163,10 +164,10 @@ def main() -> None:
 
 def embed(explainer: Explainer, texts: Sequence[str], keep: Path | None) -> NDArray[np.float32]:
     """The corpus as vectors, from the last run where they were kept."""
-    path = None if keep is None else keep / f"{explainer.scorer.encoder.fingerprint}-{len(texts)}.npy"
+    path = None if keep is None else keep / f"{explainer.scorer.fingerprint}-{len(texts)}.npy"
     if path is not None and path.exists():
         return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
-    vectors = explainer.scorer.encoder.embed(texts, "document")
+    vectors = explainer.scorer.embed(texts, "document")
     if path is not None:
         np.save(path, vectors)
     return vectors
@@ -188,7 +189,8 @@ def rank(collection: Collection, plain: Callable[[str], list[str]], retriever: F
 def choose(collection: Collection, explainer: Explainer, count: int) -> dict[tuple[int, int], list[str]]:
     """The first `count` queries of each length, special tokens included."""
     lengths = {
-        query: len(explainer.scorer.encoder.read([query], "query").tokens[0]) for query in collection.queries.values()
+        query: len(explainer.scorer.read(as_passages([query]), "query").tokens[0])
+        for query in collection.queries.values()
     }
     return {
         (low, high): [query for query, length in lengths.items() if low <= length <= high][:count]
@@ -210,7 +212,7 @@ def measure(
     for number in range(rounds):
         for query in queries:
             taken["plain"].append(Watch.time(lambda query=query: plain(query))[0])  # type: ignore[misc]
-            taken["off"].append(Watch.time(lambda query=query: retriever.search(query, TOP, explain=False))[0])  # type: ignore[misc]
+            taken["off"].append(Watch.time(lambda query=query: retriever.search(query, TOP, explain="off"))[0])  # type: ignore[misc]
             retriever.explainer.close()  # forgets queries; the store was given open and stays so
             seconds, hits = Watch.time(lambda query=query: retriever.search(query, TOP, explain="eager"))  # type: ignore[misc]
             assert all(hit.explanation.provenance["path"] == "memory" for hit in hits)
@@ -236,7 +238,7 @@ def cold(retriever: FaissRetriever, query: str) -> float:
 
 
 def _empty(explainer: Explainer) -> Any:
-    return type(explainer._planner)(explainer.scorer.encoder, explainer.method, Store())
+    return type(explainer._planner)(explainer.scorer, explainer.method, Store())
 
 
 if __name__ == "__main__":

@@ -18,16 +18,16 @@ texts = [document["text"] for document in documents]
 
 with Explainer("all-MiniLM-L6-v2") as explainer:
     # Any index will do: this one stands for yours, filled with vectors of the same model.
-    vectors = explainer.scorer.encoder.embed(texts, "document")
+    vectors = explainer.scorer.embed(texts, "document")
     index = faiss.IndexHNSWFlat(vectors.shape[1], 16)
     index.add(vectors)
 
     retriever = FaissRetriever(index, texts, explainer, ids=[document["id"] for document in documents])
-    hits = retriever.search(QUERY, k=3)
+    hits = retriever.search(QUERY, k=3).load()  # all explanations in one batch; without load, each when it is looked at
 
     print(f"{QUERY}\n\nAnswer, from the best source: {hits[0].text}\n\nSources:")
     for hit in hits:
-        explanation = hit.explanation  # computed now, when it is looked at
+        explanation = hit.explanation
         if explanation is None:
             print(f"{hit.rank}. {hit.id}: {hit.reason}")
             continue

@@ -6,11 +6,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,8 +36,12 @@ from rag_explain.texts.units import Index, text_units
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
+T = TypeVar("T")
+
 # Hits of one query may be explained one by one when they are looked at: what the query needs is kept that long.
 _RECENT_QUERIES = 32
+# A computation that has begun cannot be stopped at a time limit: those that go on may occupy this many threads.
+_BACKGROUND_THREADS = 2
 
 
 class Explainer:
@@ -71,6 +76,8 @@ class Explainer:
         self.method = make(method, self.scorer, layer, options)
         self._queries: OrderedDict[str, Any] = OrderedDict()
         self._queries_lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_lock = threading.Lock()
         with self.scorer.computing():
             self.method.check()
         self._owns_store = not isinstance(store, Store)
@@ -272,8 +279,19 @@ class Explainer:
 
     # ------------------------------------------------------------------ life
 
+    def in_background(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run a call on threads of this explainer: made on first use, few, and ended by `close`."""
+        with self._pool_lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_BACKGROUND_THREADS, "rag_explain")
+            return self._pool.submit(call, *arguments)
+
     def close(self) -> None:
         """Release what is kept between calls, and close the store unless it was given open."""
+        with self._pool_lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
         with self._queries_lock:
             self._queries.clear()
         if self._owns_store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from rag_explain.retrieval.faiss import FaissRetriever, read_manifest
+from rag_explain.retrieval.faiss import FaissRetriever
+from rag_explain.retrieval.saved_index import read_manifest
 
 __all__ = ["FaissRetriever", "read_manifest"]

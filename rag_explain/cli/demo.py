@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             ids=[document["id"] for document in documents],
             metadata=[{"topic": document["topic"]} for document in documents],
         )
-        hits = retriever.search(arguments.query, arguments.k, True if arguments.explain is None else arguments.explain)
+        hits = retriever.search(arguments.query, arguments.k, top=arguments.explain)
         write(hits, arguments)
     if not arguments.json:
         Console(highlight=False).print(

@@ -35,6 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.model = arguments.model or read_manifest(arguments.index)["model"]
     with make_explainer(arguments) as explainer:
         retriever = FaissRetriever.load(arguments.index, explainer)
-        hits = retriever.search(arguments.query, arguments.k, True if arguments.explain is None else arguments.explain)
+        hits = retriever.search(arguments.query, arguments.k, top=arguments.explain)
         write(hits, arguments)
     return 0

@@ -72,7 +72,8 @@ class Deferred(Generic[T]):
         """Make a pending one ready with a value that was computed elsewhere, in one batch with others, say."""
         with self._lock:
             if self.status == "pending":
-                self._value, self.status, self._compute = value, "ready", None
+                self._value, self.status = value, "ready"
+                self._release()
 
     def _run(self) -> None:
         assert self._compute is not None
@@ -82,7 +83,10 @@ class Deferred(Generic[T]):
         except Exception as error:  # the host's search must not fail because an explanation did
             self.reason = f"{type(error).__name__}: {error}"
             self.status = "failed"
-        self._compute = None  # release the texts and the query's factors
+        self._release()
+
+    def _release(self) -> None:
+        self._compute = self._together = None  # they hold the texts and the explainer
 
 
 def load(deferred: Iterable[Deferred[T]]) -> None:

@@ -31,7 +31,8 @@ class Metric:
     Attributes:
         base, form: see the table above.
         inner: for form "exponential", the distance inside exp(-d).
-        is_normalised: whether the vectors have length one; without that, an L2 distance tells no similarity.
+        is_normalised: whether the vectors are as the model compares them: of length one, unless it compares by inner
+            product. If they are not, neither a distance nor an inner product tells the similarity.
     """
 
     base: Base
@@ -81,10 +82,12 @@ class Metric:
             value = -value
         elif form == "one minus":
             value = 1 - value
-        if self.base in ("cosine", "inner product"):
+        if self.base == "cosine":
             return value
         if not self.is_normalised:
             return None
+        if self.base == "inner product":
+            return value
         squared = value if self.base == "squared L2" else value * value
         return 1 - squared / 2  # |a - b|^2 = 2 - 2 cos between vectors of length one
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from rag_explain.retrieval.adapter import (
-    TOLERANCE,
-    Explain,
-    ExplainerSource,
-    HitExplainer,
-    RetrievedDocument,
-    check_explain,
-    find_model,
-    surrogate_reason,
-    wanted_hits,
-)
+from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, RetrievedDocument, check_mode
+from rag_explain.retrieval.sharing import ExplainerSource, held_model
+from rag_explain.retrieval.truth import TOLERANCE, faiss_metric, retriever_reason
 
 __all__ = [
     "TOLERANCE",
-    "Explain",
+    "ExplainMode",
     "ExplainerSource",
     "HitExplainer",
     "RetrievedDocument",
-    "check_explain",
-    "find_model",
-    "surrogate_reason",
-    "wanted_hits",
+    "check_mode",
+    "faiss_metric",
+    "held_model",
+    "retriever_reason",
 ]

@@ -7,21 +7,22 @@ for hit in retriever.search("how do bees find home?", k=3):
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.errors import FormatError, InvalidInput, MissingExtra
+from rag_explain.errors import InvalidInput, MissingExtra
 from rag_explain.explainer import Explainer
 from rag_explain.results.hits import Hits
-from rag_explain.results.serialization import to_json, to_plain
-from rag_explain.retrieval import TOLERANCE, Explain, HitExplainer, RetrievedDocument
+from rag_explain.results.metric import UNKNOWN, Metric
+from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, RetrievedDocument, whole_number
+from rag_explain.retrieval.saved_index import Row, read_index, read_manifest, write_index
+from rag_explain.retrieval.truth import TOLERANCE, faiss_metric
 from rag_explain.texts.passage import Passage
 
 try:
@@ -29,30 +30,30 @@ try:
 except ImportError as error:
     raise MissingExtra("faiss-cpu", "faiss") from error
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("rag_explain.retrieval")
 
 T = TypeVar("T")
 Lookup: TypeAlias = Sequence[T] | Mapping[int, T] | Callable[[int], T]
 
-_FORMAT, _VERSION = "rag_explain.faiss", 1
-_INDEX, _DOCUMENTS, _MANIFEST = "index.faiss", "documents.jsonl", "manifest.json"
 # Indexes that compare the vectors they were given; any other may compare compressed ones.
 _EXACT = frozenset(("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat", "IndexIVFFlat", "IndexNSGFlat"))
 _COMPRESSED_TOLERANCE = 0.25
 _UNIT = 1e-3
+# The id with which FAISS fills up what it did not find. Other negative ids are an IDMap's own.
+_NOTHING = -1
 
 
 class FaissRetriever:
     """Searches a FAISS index by text and explains what it finds. The index is only read, and by several threads.
 
     Args:
-        index: any FAISS index of float vectors: Flat, HNSW, IVF, PQ, behind an IDMap or not; inner product or L2.
+        index: any FAISS index of float vectors: Flat, HNSW, IVF, PQ, inside an IDMap or not; inner product or L2.
         documents: the text of each row (or of each id of an IDMap): a sequence, a mapping, or a function.
         explainer: of the model that the index was built with; it embeds the queries too.
         ids: what to call each row, like `documents`; by default its number.
         metadata: a mapping for each row, like `documents`.
         normalize: scale query vectors to length one, for an index of vectors that were scaled.
-        explain, budget: see `rag_explain.retrieval.Retrieval`.
+        explain, top, time_limit: see `rag_explain.retrieval.HitExplainer`.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class FaissRetriever:
         ids: Lookup[str] | None = None,
         metadata: Lookup[Mapping[str, Any]] | None = None,
         normalize: bool = False,
-        explain: Explain = "lazy",
-        budget: float | None = None,
+        explain: ExplainMode = "lazy",
+        top: int | None = None,
+        time_limit: float | None = None,
     ) -> None:
         if not isinstance(index, faiss.Index):
             raise InvalidInput(f"index must be a FAISS index of float vectors, not {type(index).__name__}")
@@ -77,7 +79,9 @@ class FaissRetriever:
         self._ids = ids
         self._metadata = metadata
         tolerance = TOLERANCE if _is_exact(index) else _COMPRESSED_TOLERANCE
-        self._retrieval = HitExplainer(explainer, explain=explain, budget=budget, tolerance=tolerance)
+        self._hit_explainer = HitExplainer(
+            explainer, explain=explain, top=top, time_limit=time_limit, tolerance=tolerance
+        )
 
     @classmethod
     def from_texts(
@@ -105,14 +109,17 @@ class FaissRetriever:
 
     # ------------------------------------------------------------------ searching
 
-    def search(self, query: str, k: int = 10, explain: Explain | None = None) -> Hits:
+    def search(self, query: str, k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None) -> Hits:
         """The k nearest documents, nearest first; fewer where the index has or finds fewer."""
-        return self.batch_search([query], k, explain)[0]
+        return self.search_many([query], k, explain, top=top)[0]
 
-    def batch_search(self, queries: Sequence[str], k: int = 10, explain: Explain | None = None) -> list[Hits]:
+    def search_many(
+        self, queries: Sequence[str], k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None
+    ) -> list[Hits]:
         """`search` for several queries, which are embedded and looked up together."""
         if isinstance(queries, str):
-            raise InvalidInput("batch_search takes a list of queries: use search for one")
+            raise InvalidInput("search_many takes a list of queries: use search for one")
+        k = whole_number(k, "k")
         if k < 1:
             raise InvalidInput(f"k must be at least 1, not {k}")
         if not queries:
@@ -126,15 +133,17 @@ class FaissRetriever:
         if self.normalize:
             vectors = _unit(vectors)
         scores, rows = self.index.search(vectors, k)
-        metric, surrogate = self._metric(vectors)
+        metric, reason = self._scoring(vectors)
         return [
-            self._retrieval.hits(query, self._found(scores[i], rows[i]), explain, metric=metric, surrogate=surrogate)
+            self._hit_explainer.hits(
+                query, self._found(scores[i], rows[i]), explain, top=top, metric=metric, surrogate=reason
+            )
             for i, query in enumerate(queries)
         ]
 
-    def _embed(self, queries: Sequence[str], explain: Explain | None) -> NDArray[np.float32]:
+    def _embed(self, queries: Sequence[str], explain: ExplainMode | None) -> NDArray[np.float32]:
         """The queries as vectors. Where one is explained in any case, one forward pass serves both."""
-        if len(queries) == 1 and self._retrieval.is_eager(explain) and self._retrieval.budget is None:
+        if len(queries) == 1 and self._hit_explainer.is_eager(explain) and self._hit_explainer.time_limit is None:
             try:
                 return self.explainer.query_vector(queries[0])[None]
             except Exception as error:  # what is wrong with the explanation must not fail the search
@@ -143,38 +152,41 @@ class FaissRetriever:
 
     def _found(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Iterator[RetrievedDocument]:
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
-            if row >= 0:  # FAISS fills up what it did not find with -1
+            if row != _NOTHING:
                 yield RetrievedDocument(
-                    id=str(row if (name := _look_up(self._ids, row)) is None else name),
+                    id=self._id(row),
                     text=_look_up(self._documents, row),
                     score=score,
                     metadata=_look_up(self._metadata, row) or {},
                 )
 
-    def _metric(self, vectors: NDArray[np.float32]) -> tuple[str, str | None]:
+    def _id(self, row: int) -> str:
+        name = _look_up(self._ids, row)
+        return str(row if name is None else name)
+
+    def _scoring(self, vectors: NDArray[np.float32]) -> tuple[Metric, str | None]:
         """What the index's scores are, and why they are not what is explained, when they are not."""
-        unit = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1.0) <= _UNIT).all())
-        metric = self.explainer.scorer.measure
-        if self.index.metric_type == faiss.METRIC_INNER_PRODUCT:
-            if unit or metric == "dot":
-                return "cosine" if unit else "inner product", None
-            return "inner product", "the index compares vectors that are not normalised; the cosine is explained"
-        if self.index.metric_type == faiss.METRIC_L2:
-            if unit:
-                return "squared L2", None
-            explained = "inner product" if metric == "dot" else "cosine"
-            return (
-                "squared L2 of vectors that are not normalised",
-                f"the index compares by L2 distance of vectors that are not normalised; the {explained} is explained",
-            )
-        return "unknown", f"the index compares by FAISS metric {self.index.metric_type}, not by this similarity"
+        metric = faiss_metric(self.index)
+        if metric == UNKNOWN:
+            return metric, f"the index compares by FAISS metric {self.index.metric_type}, not by this similarity"
+        is_unit = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1.0) <= _UNIT).all())
+        is_product = metric.base == "inner product"
+        if is_unit:
+            return Metric("cosine") if is_product else metric, None
+        by_dot = self.explainer.scorer.measure == "dot"
+        if is_product and by_dot:
+            return metric, None
+        compared = "" if is_product else "by L2 distance of "
+        explained = "inner product" if by_dot else "cosine"
+        reason = f"the index compares {compared}vectors that are not normalised; the {explained} is explained"
+        return replace(metric, is_normalised=False), reason
 
     def precompute(self, **options: Any) -> int:
         """Fill the explainer's store with the factors of all documents; options of `Explainer.precompute`."""
         rows = [row for row in self._rows() if _look_up(self._documents, row) is not None]
         texts = [_look_up(self._documents, row) for row in rows]
-        ids = [str(row if (name := _look_up(self._ids, row)) is None else name) for row in rows]
-        return self._retrieval.precompute([text for text in texts if text is not None], ids=ids, **options)
+        ids = [self._id(row) for row in rows]
+        return self._hit_explainer.precompute([text for text in texts if text is not None], ids=ids, **options)
 
     def _rows(self) -> list[int]:
         if callable(self._documents):
@@ -185,30 +197,19 @@ class FaissRetriever:
 
     def save(self, folder: str | Path, *, model: str | None = None) -> None:
         """Write the index, the documents as JSON lines, and which model they belong to. Nothing is pickled."""
-        rows = self._rows()
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        manifest = {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "model": model or self.explainer.scorer.name,
-            "fingerprint": self.explainer.scorer.fingerprint,
-            "normalize": self.normalize,
-            "documents": len(rows),
-        }
-        with _replacing(folder / _DOCUMENTS) as path, path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{to_json(self._record(row))}\n" for row in rows)
-        with _replacing(folder / _INDEX) as path:
-            faiss.write_index(self.index, str(path))
-        with _replacing(folder / _MANIFEST) as path:
-            path.write_text(to_json(manifest), encoding="utf-8")
-
-    def _record(self, row: int) -> dict[str, Any]:
-        text = _look_up(self._documents, row)
-        record: dict[str, Any] = {"row": row, "id": _look_up(self._ids, row), "text": text}
-        if isinstance(text, Passage):
-            record |= {"text": text.string, "span": [text.start, text.end]}
-        return record | {"metadata": to_plain(_look_up(self._metadata, row) or {})}
+        rows = [
+            Row(row, _look_up(self._ids, row), _look_up(self._documents, row), _look_up(self._metadata, row) or {})
+            for row in self._rows()
+        ]
+        scorer = self.explainer.scorer
+        write_index(
+            Path(folder),
+            self.index,
+            rows,
+            model=model or scorer.name,
+            fingerprint=scorer.fingerprint,
+            normalize=self.normalize,
+        )
 
     @classmethod
     def load(cls, folder: str | Path, explainer: Explainer | None = None, **options: Any) -> FaissRetriever:
@@ -221,25 +222,9 @@ class FaissRetriever:
                 f"the index in {folder} was built with {manifest['model']}, whose weights or settings differ "
                 f"from those of {explainer.scorer.name}: use that model, or build the index again"
             )
-        documents: dict[int, str | Passage | None] = {}
-        ids: dict[int, str] = {}
-        metadata: dict[int, Mapping[str, Any]] = {}
-        try:
-            with (folder / _DOCUMENTS).open(encoding="utf-8") as file:
-                for record in map(json.loads, file):
-                    row, text, span = record["row"], record["text"], record.get("span")
-                    documents[row] = Passage(text, *span) if span else text
-                    metadata[row] = record["metadata"]
-                    if record["id"] is not None:
-                        ids[row] = record["id"]
-            index = faiss.read_index(str(folder / _INDEX))
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise FormatError(f"the index in {folder} is damaged: {error}") from error
-        if len(documents) != manifest["documents"]:
-            raise FormatError(
-                f"the index in {folder} is damaged: {len(documents)} of {manifest['documents']} documents"
-            )
-        return cls(index, documents, explainer, ids=ids, metadata=metadata, normalize=manifest["normalize"], **options)
+        saved = read_index(folder, manifest["documents"])
+        kept: dict[str, Any] = {"ids": saved.ids, "metadata": saved.metadata, "normalize": manifest["normalize"]}
+        return cls(saved.index, saved.documents, explainer, **kept, **options)
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
@@ -248,40 +233,12 @@ class FaissRetriever:
         return f"FaissRetriever({type(self.index).__name__}, {len(self)} vectors, {self.explainer.scorer.name!r})"
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a saved index says of itself."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInput(f"there is no index in {folder}: make one with  rag-explain index FILE") from None
-    except (OSError, ValueError) as error:
-        raise FormatError(f"the index in {folder} is damaged: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT or manifest.get("version") != _VERSION:
-        raise FormatError(f"{folder / _MANIFEST} was not written by this version: build the index again")
-    return manifest
-
-
-class _replacing:  # noqa: N801  # reads as a statement: with _replacing(path) as fresh
-    """A file that takes the place of another only once it is whole."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fresh = path.with_name(f".{path.name}.{os.getpid()}")
-
-    def __enter__(self) -> Path:
-        return self._fresh
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._fresh.replace(self._path)
-        else:
-            self._fresh.unlink(missing_ok=True)
-
-
 def _look_up(values: Lookup[T] | None, row: int) -> T | None:
     """The entry of a row; None where there is none: a gap in the documents must not fail the search."""
     if values is None:
         return None
+    if row < 0 and not callable(values) and not isinstance(values, Mapping):
+        return None  # no sequence has such an id: Python would count from its end
     try:
         return values(row) if callable(values) else values[row]
     except (KeyError, IndexError):

@@ -1,4 +1,4 @@
-"""What every wrapped retriever shares: order, laziness, failure, time, and scores of another scorer."""
+"""What every wrapped retriever shares: order, laziness, batches, failure, and time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from rag_explain.errors import InvalidInput
 from rag_explain.explainer import Explainer
 from rag_explain.results.explanation import Explanation
-from rag_explain.retrieval import HitExplainer, RetrievedDocument, find_model, wanted_hits
+from rag_explain.retrieval import HitExplainer, RetrievedDocument
 from rag_explain.texts.passage import Passage
 from tests.support.models import CORPUS, tiny
 from tests.support.samples import explain as sample
@@ -33,19 +32,32 @@ def explainer() -> Explainer:
 
 
 class Scripted(Explainer):
-    """Stands where an Explainer does; fails or dawdles on chosen texts, and counts."""
+    """An Explainer that fails on a chosen text, waits for `gate` before all others but one, and notes its batches."""
 
-    def __init__(self, *, fail: str | None = None, seconds: float = 0.0) -> None:
-        self.fail, self.seconds, self.calls = fail, seconds, 0
+    def __init__(self, *, fail: str | None = None, wait: bool = False, first: str | None = None) -> None:
+        super().__init__(explainer().scorer)
+        self.fail, self.first = fail, first
+        self.batches: list[int] = []
+        self.started, self.gate = threading.Event(), threading.Event()
+        if not wait:
+            self.gate.set()
 
     def explain_many(
         self, query: str, documents: Sequence[str | Passage], *, ids: Sequence[str | None] | None = None
     ) -> list[Explanation]:
-        self.calls += 1
-        time.sleep(self.seconds * len(documents))
+        self.batches.append(len(documents))
+        self.started.set()
+        if self.first not in documents:
+            assert self.gate.wait(timeout=60), "the gate was never opened"
         if self.fail in documents:
             raise RuntimeError("the machine is on fire")
         return [sample(query, str(document)) for document in documents]
+
+    def wait_until_idle(self) -> None:
+        """Both of its threads meet: whatever they had begun has ended."""
+        barrier = threading.Barrier(2)
+        for future in [self.in_background(barrier.wait) for _ in range(2)]:
+            future.result()
 
 
 def found(texts: Sequence[str | None] = CORPUS, **more: Any) -> list[RetrievedDocument]:
@@ -57,7 +69,7 @@ def test_hits_keep_order_ids_scores_and_metadata() -> None:
         RetrievedDocument(id=str(i), text=text, score=float(-i), metadata={"i": i})
         for i, text in enumerate(reversed(CORPUS))
     ]
-    hits = HitExplainer(explainer(), metric="whatever").hits(QUERY, documents)
+    hits = HitExplainer(explainer(), metric="unknown").hits(QUERY, documents)
     assert [(hit.id, hit.text, hit.score, hit.metadata, hit.rank) for hit in hits] == [
         (one.id, one.text, one.score, one.metadata, rank) for rank, one in enumerate(documents, 1)
     ]
@@ -70,28 +82,105 @@ def test_lazy_costs_nothing_until_looked_at_and_is_computed_once() -> None:
     assert {hit.status for hit in hits} == {"pending"}
     assert json.dumps([hit.to_dict() for hit in hits])
     assert repr(hits)
-    assert scripted.calls == 0
+    assert scripted.batches == []
     first = hits[1].explanation
     assert first is hits[1].explanation
-    assert scripted.calls == 1
+    assert scripted.batches == [1]
     assert [hit.status for hit in hits] == ["pending", "ready", "pending", "pending", "pending"]
 
 
 @pytest.mark.parametrize(
-    ("mode", "wanted"), [(True, 5), ("lazy", 5), ("eager", 5), (False, 0), (0, 0), (2, 2), (99, 5)]
+    ("mode", "top", "wanted"),
+    [
+        ("lazy", None, 5),
+        ("eager", None, 5),
+        ("off", None, 0),
+        ("lazy", 0, 0),
+        ("lazy", 2, 2),
+        ("eager", np.int64(2), 2),
+        ("lazy", 99, 5),
+        ("off", 2, 0),
+    ],
 )
-def test_how_many_are_explained(mode: Any, wanted: int) -> None:
-    hits = HitExplainer(Scripted()).hits(QUERY, found(), mode)
-    ready = "ready" if mode == "eager" else "pending"
-    assert [hit.status for hit in hits] == [ready] * wanted + ["skipped"] * (5 - wanted)
-    assert all(hit.reason for hit in hits[wanted:])
-    assert wanted_hits(mode, 5) == wanted
+def test_how_many_are_explained(mode: Any, top: int | None, wanted: int) -> None:
+    for hits in (
+        HitExplainer(Scripted()).hits(QUERY, found(), mode, top=top),
+        HitExplainer(Scripted(), explain=mode, top=top).hits(QUERY, found()),
+    ):
+        ready = "ready" if mode == "eager" else "pending"
+        assert [hit.status for hit in hits] == [ready] * wanted + ["skipped"] * (5 - wanted)
+        assert {hit.reason for hit in hits[wanted:]} <= {"an explanation was not asked for"}
 
 
-@pytest.mark.parametrize("mode", ["later", -1, 2.5, None, [1]])
+@pytest.mark.parametrize("mode", ["later", True, False, 1, 2.5, None, [1]])
 def test_an_unknown_mode_is_refused(mode: Any) -> None:
-    with pytest.raises(InvalidInput, match="explain must be"):
+    with pytest.raises(InvalidInput, match="explain must be 'lazy', 'eager' or 'off', not"):
         HitExplainer(Scripted(), explain=mode)
+
+
+@pytest.mark.parametrize("top", [-1, 2.5, "3", True])
+def test_a_top_that_is_no_number_of_hits_is_refused(top: Any) -> None:
+    with pytest.raises(InvalidInput, match="top must be"):
+        HitExplainer(Scripted()).hits(QUERY, found(), top=top)
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="there is no metric 'whatever': use one of cosine"):
+        HitExplainer(Scripted(), metric="whatever")
+    with pytest.raises(InvalidInput, match="there is no metric 'whatever'"):
+        HitExplainer(Scripted()).hits(QUERY, found(), metric="whatever")
+
+
+def test_a_time_limit_that_is_no_time_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="time_limit must be a number of seconds"):
+        HitExplainer(Scripted(), time_limit=-1.0)
+
+
+def test_all_pending_hits_of_a_query_are_explained_in_one_batch() -> None:
+    scripted = Scripted()
+    hits = HitExplainer(scripted).hits(QUERY, found())
+    assert hits[1].explanation is not None
+    hits.load("explanation")
+    assert scripted.batches == [1, 4]
+    assert [hit.status for hit in hits] == ["ready"] * 5
+    assert [hit.explanation.document for hit in hits if hit.explanation] == list(CORPUS)
+    hits.load("explanation")
+    assert scripted.batches == [1, 4]
+
+
+def test_eager_hits_the_first_hits_and_parts_of_them_are_one_batch_too() -> None:
+    scripted = Scripted()
+    HitExplainer(scripted).hits(QUERY, found(), "eager")
+    HitExplainer(scripted).hits(QUERY, found(), "eager", top=3)
+    HitExplainer(scripted).hits(QUERY, found([None, *CORPUS[1:]])).load()
+    HitExplainer(scripted).hits(QUERY, found())[:2].load()
+    assert scripted.batches == [5, 3, 4, 2]
+
+
+def test_two_threads_that_load_the_same_hits_compute_them_once() -> None:
+    scripted = Scripted(wait=True)
+    hits = HitExplainer(scripted).hits(QUERY, found())
+    threads = [threading.Thread(target=hits.load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert scripted.started.wait(timeout=60)
+    scripted.gate.set()
+    for thread in threads:
+        thread.join()
+    assert scripted.batches == [5]
+    assert [hit.status for hit in hits] == ["ready"] * 5
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager"])
+def test_one_document_that_spoils_the_batch_does_not_spoil_the_others(
+    mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted = Scripted(fail=CORPUS[2])
+    hits = HitExplainer(scripted).hits(QUERY, found(), mode).load()
+    assert scripted.batches == [5, 1, 1, 1, 1, 1]
+    assert [hit.status for hit in hits] == ["ready", "ready", "failed", "ready", "ready"]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == "document 'd2' could not be explained: RuntimeError: the machine is on fire"
 
 
 def test_eager_equals_lazy() -> None:
@@ -104,23 +193,15 @@ def test_eager_equals_lazy() -> None:
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager"])
-@pytest.mark.parametrize("budget", [None, 60.0])
+@pytest.mark.parametrize("time_limit", [None, 60.0])
 def test_one_failing_document_is_a_warning_and_a_reason(
-    mode: Any, budget: float | None, caplog: pytest.LogCaptureFixture
+    mode: Any, time_limit: float | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hits = HitExplainer(Scripted(fail=CORPUS[2]), budget=budget).hits(QUERY, found(), mode)
-    with caplog.at_level(logging.WARNING):
-        explained = [hit.explanation is not None for hit in hits]
-    assert explained == [True, True, False, True, True]
+    hits = HitExplainer(Scripted(fail=CORPUS[2]), time_limit=time_limit).hits(QUERY, found(), mode)
+    assert [hit.explanation is not None for hit in hits] == [True, True, False, True, True]
     assert (hits[2].status, hits[2].reason) == ("failed", "RuntimeError: the machine is on fire")
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] or mode == "eager"
-
-
-def test_a_failure_is_logged_once_per_document_without_the_texts(caplog: pytest.LogCaptureFixture) -> None:
-    hits = HitExplainer(Scripted(fail=CORPUS[2])).hits(QUERY, found(), "eager")
-    assert hits[2].status == "failed"
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert message == "document 'd2' could not be explained: RuntimeError: the machine is on fire"
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert {record.name for record in caplog.records} == {"rag_explain.retrieval"}
 
 
 def test_a_model_that_cannot_be_explained_never_fails_the_search(caplog: pytest.LogCaptureFixture) -> None:
@@ -142,72 +223,57 @@ def test_no_text_empty_text_and_long_text() -> None:
     assert hits[2].explanation.document == long
 
 
-def test_what_does_not_fit_into_the_budget_is_skipped_and_says_so() -> None:
-    retrieval = HitExplainer(Scripted(seconds=0.2), budget=0.5)
-    start = time.monotonic()
-    hits = retrieval.hits(QUERY, found(CORPUS * 4), "eager")
-    assert time.monotonic() - start < 2.0
-    statuses = [hit.status for hit in hits]
-    assert statuses[0] == "ready"
-    assert statuses[-1] == "skipped"
-    assert hits[-1].reason == "it did not fit into the time budget of 0.5 s per query"
-    time.sleep(0.5)
-    assert [hit.status for hit in hits] == statuses  # what was returned does not change afterwards
+def test_what_does_not_fit_into_the_time_limit_is_skipped_and_says_so() -> None:
+    scripted = Scripted(wait=True, first=CORPUS[0])
+    hits = HitExplainer(scripted, time_limit=1.0).hits(QUERY, found(), "eager")
+    expected = ["ready"] + ["skipped"] * 4
+    assert [hit.status for hit in hits] == expected
+    assert hits[-1].reason == "it did not fit into the time limit of 1 s per query"
+    scripted.gate.set()
+    scripted.wait_until_idle()
+    assert [hit.status for hit in hits] == expected  # what was returned does not change afterwards
 
 
-def test_a_stuck_explainer_holds_nobody_up() -> None:
-    stuck = Scripted(seconds=1.5)
-    retrieval = HitExplainer(stuck, budget=0.05)
-    start = time.monotonic()
-    for _ in range(10):
+def test_a_stuck_explainer_does_not_hold_up_other_queries() -> None:
+    stuck = Scripted(wait=True)
+    retrieval = HitExplainer(stuck, time_limit=0.05)
+    for _ in range(10):  # ends although the gate is shut
         assert {hit.status for hit in retrieval.hits(QUERY, found(), "eager")} == {"skipped"}
-    assert time.monotonic() - start < 1.4
-    assert stuck.calls <= 2
+    assert len(stuck.batches) <= 2
+    stuck.gate.set()
 
 
-def test_a_score_of_another_encoder_is_noticed_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    own = [one.score for one in explainer().explain_many(QUERY, CORPUS)]
-    right = [RetrievedDocument(id=str(i), text=text, score=own[i]) for i, text in enumerate(CORPUS)]
-    wrong = [RetrievedDocument(id=str(i), text=text, score=own[i] - 0.3) for i, text in enumerate(CORPUS)]
-    retrieval = HitExplainer(explainer(), metric="cosine")
-    for hit in retrieval.hits(QUERY, right, "eager"):
-        assert hit.explanation is not None
-        assert hit.explanation.surrogate is None
-        assert hit.gap == pytest.approx(0.0, abs=1e-6)
-    assert not caplog.records
-    for hit in retrieval.hits(QUERY, wrong, "eager"):
-        assert hit.explanation is not None
-        assert "another model's vectors" in (hit.explanation.surrogate or "")
-        assert hit.gap == pytest.approx(-0.3, abs=1e-6)
-    assert len(caplog.records) == 1
+def test_an_explainer_ends_its_threads_when_it_is_closed_and_makes_new_ones_when_it_is_used_again() -> None:
+    own, gate, met = Explainer(explainer().scorer), threading.Event(), threading.Barrier(3)
+
+    def work() -> threading.Thread:
+        met.wait()
+        gate.wait()
+        return threading.current_thread()
+
+    begun = [own.in_background(work) for _ in range(2)]
+    met.wait()
+    waiting = own.in_background(work)
+    own.close()
+    assert waiting.cancelled()
+    gate.set()
+    for future in begun:
+        thread = future.result()
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert own.in_background(threading.current_thread).result() not in [future.result() for future in begun]
+    own.close()
 
 
-def test_distances_are_read_as_the_similarities_they_stand_for() -> None:
-    (own,) = explainer().explain_many(QUERY, CORPUS[:1])
-    for metric, score in (("squared L2", 2 - 2 * own.score), ("cosine distance", 1 - own.score)):
-        (hit,) = HitExplainer(explainer(), metric=metric).hits(
-            QUERY, [RetrievedDocument(id="a", text=CORPUS[0], score=score)], "eager"
-        )
-        assert hit.gap == pytest.approx(0.0, abs=1e-6)
+def test_what_still_waits_when_the_explainer_is_closed_is_skipped() -> None:
+    class Closed(Scripted):
+        def in_background(self, call: Any, *arguments: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.cancel()
+            return future
 
-
-def test_a_reranked_score_is_marked_and_not_compared(caplog: pytest.LogCaptureFixture) -> None:
-    retrieval = HitExplainer(explainer(), metric="cosine", surrogate="a reranker made the score")
-    (hit,) = retrieval.hits(QUERY, [RetrievedDocument(id="a", text=CORPUS[0], score=12.0)], "eager")
-    assert hit.explanation is not None
-    assert hit.explanation.surrogate == "a reranker made the score"
-    assert not caplog.records
-
-
-def test_a_method_with_a_score_of_its_own_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
-    with Explainer(tiny(dtype=torch.float32), "alignment") as aligned:
-        (hit,) = HitExplainer(aligned, metric="cosine").hits(
-            QUERY, [RetrievedDocument(id="a", text=CORPUS[0], score=0.1)], "eager"
-        )
-    assert hit.explanation is not None
-    assert "maxsim" in (hit.explanation.surrogate or "")
-    assert (hit.similarity, hit.gap) == (None, None)
-    assert not caplog.records
+    hits = HitExplainer(Closed(), time_limit=60.0).hits(QUERY, found(), "eager")
+    assert {hit.status for hit in hits} == {"skipped"}
 
 
 def test_threads_and_async_calls_agree_with_one_by_one() -> None:
@@ -237,32 +303,27 @@ def test_threads_and_async_calls_agree_with_one_by_one() -> None:
 
 
 def test_eager_async_leaves_the_loop_alone() -> None:
-    async def ticks() -> int:
-        task = asyncio.create_task(HitExplainer(Scripted(seconds=0.1)).ahits(QUERY, found(), "eager"))
-        count = 0
-        while not task.done():
-            await asyncio.sleep(0.01)
-            count += 1
-        return count
+    async def ask() -> Any:
+        scripted = Scripted(wait=True)
+        task = asyncio.create_task(HitExplainer(scripted).ahits(QUERY, found(), "eager"))
+        while not scripted.started.is_set():
+            await asyncio.sleep(0.001)
+        scripted.gate.set()  # only a loop that still runs gets here
+        return await task
 
-    assert asyncio.run(ticks()) >= 10
-
-
-def test_the_model_is_found_inside_what_holds_it() -> None:
-    model = tiny(dtype=torch.float32)
-    assert find_model(model) is model
-    for name in ("client", "_client", "_model"):
-        embeddings = SimpleNamespace(**{name: model})
-        assert find_model(embeddings) is model
-        assert find_model(SimpleNamespace(embeddings=embeddings)) is model
-    assert find_model(SimpleNamespace(client="https://remote")) is None
-    assert find_model(None) is None
+    assert [hit.status for hit in asyncio.run(ask())] == ["ready"] * 5
 
 
 def test_a_model_is_enough_and_the_explainer_is_made_when_needed() -> None:
-    retrieval = HitExplainer(tiny(dtype=torch.float32))
-    assert retrieval._made is None
+    made: list[Explainer] = []
+
+    def make() -> Explainer:
+        made.append(Explainer(tiny(dtype=torch.float32)))
+        return made[0]
+
+    retrieval = HitExplainer(make)
     (hit,) = retrieval.hits(QUERY, found(CORPUS[:1]))
-    assert retrieval._made is None
+    assert made == []
     assert hit.explanation is not None
-    assert isinstance(retrieval.explainer, Explainer)
+    assert made == [retrieval.explainer]
+    assert isinstance(HitExplainer(tiny(dtype=torch.float32)).explainer, Explainer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import faiss
@@ -14,11 +13,10 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from rag_explain.errors import FormatError, InvalidInput
+from rag_explain.errors import InvalidInput
 from rag_explain.explainer import Explainer
 from rag_explain.faiss import FaissRetriever
 from rag_explain.results.hits import Hits
-from rag_explain.texts.passage import Passage
 from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog bark at the moon?"
@@ -33,7 +31,7 @@ def explainer(*, normalize: bool = True, similarity: str = "cosine") -> Explaine
 
 @cache
 def vectors() -> Any:
-    return explainer().encoder.embed(TEXTS, "document")
+    return explainer().scorer.embed(TEXTS, "document")
 
 
 def width() -> int:
@@ -83,7 +81,7 @@ def test_the_same_rows_in_the_same_order_with_the_same_scores(name: str, explain
     documents = dict(zip(ids, TEXTS, strict=True))
     before = index.ntotal
     hits = FaissRetriever(index, documents, explainer()).search(QUERY, 5, explain)
-    scores, rows = index.search(explainer().encoder.embed([QUERY], "query"), 5)
+    scores, rows = index.search(explainer().scorer.embed([QUERY], "query"), 5)
     assert [hit.id for hit in hits] == [str(row) for row in rows[0]]
     assert [hit.score for hit in hits] == scores[0].tolist()
     assert [hit.text for hit in hits] == [documents[row] for row in rows[0].tolist()]
@@ -106,7 +104,7 @@ def test_embedding_is_what_the_model_says() -> None:
     model = tiny(
         after=lambda: [Normalize()], dtype=torch.float32, prompts={"query": "query: ", "document": "passage: "}
     )
-    encoder = Explainer(model).encoder
+    encoder = Explainer(model).scorer
     texts = [*CORPUS, "a", "the cat " * 100]
     np.testing.assert_allclose(encoder.embed(texts, "query"), model.encode_query(texts), atol=1e-6)
     np.testing.assert_allclose(encoder.embed(texts, "document"), model.encode_document(texts), atol=1e-6)
@@ -120,7 +118,7 @@ def test_a_query_that_is_explained_is_searched_with_the_same_vector_to_the_last_
     model = tiny(after=(lambda: [Normalize()]) if normalize else None, dtype=dtype)
     own = Explainer(model)
     for query in (QUERY, "a", "moon"):
-        np.testing.assert_array_equal(own.query_vector(query), own.encoder.embed([query], "query")[0])
+        np.testing.assert_array_equal(own.query_vector(query), own.scorer.embed([query], "query")[0])
         expected = model.encode_query([query], convert_to_tensor=True)[0].float().numpy()
         np.testing.assert_array_equal(own.query_vector(query), expected)
 
@@ -130,8 +128,8 @@ def test_one_forward_pass_serves_search_and_explanation(monkeypatch: pytest.Monk
     retriever = FaissRetriever.from_texts(TEXTS, own)
     retriever.precompute(progress=False)
     runs: list[int] = []
-    run = own.encoder.run
-    monkeypatch.setattr(own.encoder, "run", lambda *args: runs.append(1) or run(*args))
+    run = own.scorer.encoder.run
+    monkeypatch.setattr(own.scorer.encoder, "run", lambda *args: runs.append(1) or run(*args))
     assert all(hit.explanation for hit in retriever.search(QUERY, 3, explain="eager"))
     assert len(runs) == 1
 
@@ -139,8 +137,8 @@ def test_one_forward_pass_serves_search_and_explanation(monkeypatch: pytest.Monk
 def test_a_query_whose_factors_fail_is_searched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Explainer(tiny(after=lambda: [Normalize()], dtype=torch.float32))
     retriever = FaissRetriever.from_texts(TEXTS, own)
-    before = retriever.search(QUERY, 3, explain=False)
-    monkeypatch.setattr(own.method, "factor", lambda batch: 1 / 0)
+    before = retriever.search(QUERY, 3, explain="off")
+    monkeypatch.setattr(own.method, "factor", lambda *arguments: 1 / 0)
     hits = retriever.search(QUERY, 3, explain="eager")
     assert [(hit.id, hit.score) for hit in hits] == [(hit.id, hit.score) for hit in before]
     assert [hit.handle.status for hit in hits] == ["failed"] * 3
@@ -154,6 +152,25 @@ def test_fewer_than_k_and_an_empty_index() -> None:
     hits = retriever.search(QUERY, 10)
     assert len(hits) == 3
     assert all(hit.score is not None and hit.score > -1.1 for hit in hits)
+
+
+def test_only_minus_one_means_nothing_found() -> None:
+    index = faiss.IndexIDMap(faiss.IndexFlatIP(width()))
+    ids = [-7, -2, 0, 5]
+    index.add_with_ids(vectors()[:4], np.array(ids))
+    named = dict(zip(ids, TEXTS, strict=False))
+    hits = FaissRetriever(index, named, explainer()).search(QUERY, 10)
+    assert sorted(hit.id for hit in hits) == sorted(map(str, ids))
+    assert {hit.id: hit.text for hit in hits} == {str(row): text for row, text in named.items()}
+    listed = FaissRetriever(index, TEXTS, explainer()).search(QUERY, 10)  # a list has no text of a negative id
+    assert {hit.id: hit.text for hit in listed} == {"-7": None, "-2": None, "0": TEXTS[0], "5": TEXTS[5]}
+
+
+def test_k_may_be_a_number_of_numpy() -> None:
+    retriever = FaissRetriever.from_texts(TEXTS, explainer())
+    assert [hit.id for hit in retriever.search(QUERY, k=np.int64(2))] == [hit.id for hit in retriever.search(QUERY, 2)]
+    with pytest.raises(InvalidInput, match=r"k must be a whole number, not 2\.5"):
+        retriever.search(QUERY, 2.5)  # type: ignore[arg-type]
 
 
 def test_documents_as_sequence_mapping_or_function_with_ids_and_metadata() -> None:
@@ -183,20 +200,25 @@ def test_a_document_that_is_not_there_is_a_hit_without_text() -> None:
 def test_explain_modes() -> None:
     retriever = FaissRetriever.from_texts(TEXTS, explainer())
     assert [hit.status for hit in retriever.search(QUERY, 3)] == ["pending"] * 3
-    assert [hit.status for hit in retriever.search(QUERY, 3, explain=2)] == ["pending", "pending", "skipped"]
-    assert [hit.status for hit in retriever.search(QUERY, 3, explain=False)] == ["skipped"] * 3
+    assert [hit.status for hit in retriever.search(QUERY, 3, top=2)] == ["pending", "pending", "skipped"]
+    assert [hit.status for hit in retriever.search(QUERY, 3, explain="off")] == ["skipped"] * 3
     assert [hit.status for hit in retriever.search(QUERY, 3, explain="eager")] == ["ready"] * 3
+    assert [hit.status for hit in retriever.search(QUERY, 3, explain="eager", top=1)] == ["ready"] + ["skipped"] * 2
+    first = FaissRetriever.from_texts(TEXTS, explainer(), top=1)
+    assert [hit.status for hit in first.search_many([QUERY], 2)[0]] == ["pending", "skipped"]
+    with pytest.raises(InvalidInput, match="explain must be 'lazy', 'eager' or 'off', not True"):
+        retriever.search(QUERY, 3, explain=True)  # type: ignore[arg-type]
 
 
-def test_batch_search_is_search_for_each() -> None:
+def test_search_many_is_search_for_each() -> None:
     retriever = FaissRetriever.from_texts(TEXTS, explainer())
     queries = [QUERY, "paris", "the sun"]
-    batch = retriever.batch_search(queries, 4)
-    for query, hits in zip(queries, batch, strict=True):
+    together = retriever.search_many(queries, 4)
+    for query, hits in zip(queries, together, strict=True):
         alone = retriever.search(query, 4)
         assert [hit.id for hit in hits] == [hit.id for hit in alone]
         np.testing.assert_allclose([hit.score for hit in hits], [hit.score for hit in alone], atol=1e-5)
-    assert retriever.batch_search([], 3) == []
+    assert retriever.search_many([], 3) == []
 
 
 def test_bad_arguments_are_refused_with_advice() -> None:
@@ -204,7 +226,7 @@ def test_bad_arguments_are_refused_with_advice() -> None:
     with pytest.raises(InvalidInput, match="at least 1"):
         retriever.search(QUERY, 0)
     with pytest.raises(InvalidInput, match="use search"):
-        retriever.batch_search(QUERY)
+        retriever.search_many(QUERY)
     with pytest.raises(InvalidInput, match="at least one text"):
         FaissRetriever.from_texts([], explainer())
     with pytest.raises(InvalidInput, match="ids must have one entry per text: 1 for 100"):
@@ -220,7 +242,7 @@ def test_unnormalised_vectors_are_surrogates_unless_the_model_compares_by_dot(me
     for similarity in ("cosine", "dot"):
         mine = explainer(normalize=False, similarity=similarity)
         index = faiss.IndexFlat(width(), metric)
-        index.add(mine.encoder.embed(TEXTS, "document"))
+        index.add(mine.scorer.embed(TEXTS, "document"))
         hit = FaissRetriever(index, TEXTS, mine).search(QUERY, 1)[0]
         assert hit.explanation is not None
         if metric == faiss.METRIC_INNER_PRODUCT and similarity == "dot":
@@ -228,12 +250,13 @@ def test_unnormalised_vectors_are_surrogates_unless_the_model_compares_by_dot(me
             assert hit.gap == pytest.approx(0.0, abs=1e-3)
         else:
             assert "not normalised" in (hit.explanation.surrogate or "")
+            assert hit.gap is None  # such a score tells no similarity
 
 
 def test_vectors_that_the_user_normalised() -> None:
     mine = explainer(normalize=False)
     index = faiss.IndexFlatIP(width())
-    raw = mine.encoder.embed(TEXTS, "document")
+    raw = mine.scorer.embed(TEXTS, "document")
     index.add(raw / np.linalg.norm(raw, axis=1, keepdims=True))
     hit = FaissRetriever(index, TEXTS, mine, normalize=True).search(QUERY, 1)[0]
     assert hit.explanation is not None
@@ -249,51 +272,6 @@ def test_an_index_of_another_model_is_noticed(caplog: pytest.LogCaptureFixture) 
     assert hit.explanation is not None
     assert "another model" in (hit.explanation.surrogate or "")
     assert "another model" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["flat-ip", "idmap-ip", "hnsw-l2"])
-def test_saved_and_loaded_it_finds_the_same_and_holds_no_pickle(name: str, tmp_path: Path) -> None:
-    index, ids = build(name)
-    documents: dict[int, Any] = dict(zip(ids, TEXTS, strict=True))
-    documents[ids[3]] = Passage(f"topic: animals\n\n{TEXTS[3]}", 16)
-    metadata = {row: {"row": row, "tag": "größe"} for row in ids}
-    retriever = FaissRetriever(index, documents, explainer(), metadata=metadata)
-    retriever.save(tmp_path / "index")
-    loaded = FaissRetriever.load(tmp_path / "index", explainer())
-    assert len(loaded) == len(retriever) == len(TEXTS)
-    for one, other in zip(retriever.search(QUERY, 100), loaded.search(QUERY, 100), strict=True):
-        assert (one.id, one.text, one.score, one.metadata) == (other.id, other.text, other.score, other.metadata)
-    assert sorted(path.name for path in (tmp_path / "index").iterdir()) == [
-        "documents.jsonl",
-        "index.faiss",
-        "manifest.json",
-    ]
-    assert loaded._documents[ids[3]] == documents[ids[3]]  # type: ignore[index]
-
-
-def test_a_damaged_or_foreign_index_is_refused(tmp_path: Path) -> None:
-    FaissRetriever.from_texts(TEXTS, explainer()).save(tmp_path)
-    with pytest.raises(InvalidInput, match="weights or settings differ"):
-        FaissRetriever.load(tmp_path, explainer(normalize=False))
-    with pytest.raises(InvalidInput, match="there is no index"):
-        FaissRetriever.load(tmp_path / "nowhere", explainer())
-    lines = (tmp_path / "documents.jsonl").read_text(encoding="utf-8").splitlines()
-    (tmp_path / "documents.jsonl").write_text("\n".join(lines[:-1]), encoding="utf-8")
-    with pytest.raises(FormatError, match="99 of 100 documents"):
-        FaissRetriever.load(tmp_path, explainer())
-    (tmp_path / "index.faiss").write_bytes(b"not an index")
-    with pytest.raises(FormatError, match="damaged"):
-        FaissRetriever.load(tmp_path, explainer())
-    (tmp_path / "manifest.json").write_text('{"format": "other"}')
-    with pytest.raises(FormatError, match="build the index again"):
-        FaissRetriever.load(tmp_path, explainer())
-
-
-def test_a_function_cannot_be_saved(tmp_path: Path) -> None:
-    index, _ = build("flat-ip")
-    with pytest.raises(InvalidInput, match="cannot be listed"):
-        FaissRetriever(index, lambda row: TEXTS[row], explainer()).save(tmp_path / "index")
-    assert not (tmp_path / "index").exists()
 
 
 def test_precomputed_documents_are_explained_by_one_product_and_can_be_forgotten() -> None:

@@ -17,12 +17,21 @@ from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
 from pydantic import Field, PrivateAttr
 
+from langchain_rag_explain._internals import docstore_documents, tracing_parameters
 from langchain_rag_explain.documents import ExplainedDocument
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hits
-from rag_explain.retrieval import Explain, HitExplainer, RetrievedDocument, find_model, surrogate_reason
+from rag_explain.results.metric import UNKNOWN, Metric
+from rag_explain.retrieval import (
+    ExplainMode,
+    HitExplainer,
+    RetrievedDocument,
+    faiss_metric,
+    held_model,
+    retriever_reason,
+)
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("langchain_rag_explain")
 
 EVENT = "rag_explain.explanation"
 _Scored = tuple[Document, float | None]
@@ -42,49 +51,58 @@ class ExplainingRetriever(BaseRetriever):
     explainer: Any = None
     """An Explainer, or a model to make one from; None: the SentenceTransformer inside the store's embeddings."""
     explain: Any = "lazy"
-    """True or "lazy", "eager", False, or how many documents to explain; also `invoke(query, explain=...)`."""
-    budget: float | None = None
+    """"lazy", "eager" or "off"; also `invoke(query, explain=...)`."""
+    top: int | None = None
+    """Only the first `top` documents get an explanation; None: all. Also `invoke(query, top=...)`."""
+    time_limit: float | None = None
     """Seconds that eager explanations of one query may take."""
     k: int | None = None
     """How many documents; None: what the retriever or the store returns by default."""
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What else the search takes, such as a filter."""
     metric: str | None = None
-    """What the store's scores are: "cosine", "inner product", "squared L2", "cosine distance"; None: found out."""
+    """What the store's scores are, by the name of a `rag_explain.results.metric.Metric`; None: found out."""
     surrogate: str | bool | None = None
     """Why the documents were not chosen by this encoder's similarity alone; False: they were; None: found out."""
     metadata_key: str | None = None
     """Where eager explanations also go into the documents' metadata, as plain data; None: nowhere."""
 
-    _retrieval: HitExplainer = PrivateAttr()
+    _hit_explainer: HitExplainer = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         """Find out what the documents are scored by."""
         if (self.retriever is None) == (self.vectorstore is None):
             raise InvalidInput("ExplainingRetriever takes a retriever or a vectorstore, and not both")
         store = self.vectorstore if self.retriever is None else getattr(self.retriever, "vectorstore", None)
-        model = None if store is None else find_model(store.embeddings)
+        model = None if store is None else held_model(store.embeddings)
         source = model if self.explainer is None else self.explainer
         if source is None:
             raise InvalidInput(
                 f"no SentenceTransformer was found in {type(self.retriever or self.vectorstore).__name__}: "
                 "pass explainer=Explainer(model) with the model that embeds its documents"
             )
-        metric = self.metric or _metric(self.vectorstore)
+        metric = _metric(self.vectorstore) if self.metric is None else Metric.named(self.metric)
         # Where there is a score to compare with, every explanation is checked against it: nothing need be assumed.
-        surrogate = _surrogate(self.retriever, store, known=model is not None or metric != "unknown")
-        self._retrieval = HitExplainer(
+        surrogate = _surrogate(self.retriever, store, known=model is not None or metric != UNKNOWN)
+        self._hit_explainer = HitExplainer(
             source,
             explain=self.explain,
-            budget=self.budget,
+            top=self.top,
+            time_limit=self.time_limit,
             metric=metric,
-            surrogate=surrogate_reason(self.surrogate, surrogate),
+            surrogate=retriever_reason(self.surrogate, surrogate),
         )
 
     # ------------------------------------------------------------------ retrieval
 
     def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, explain: Explain | None = None, **kwargs: Any
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        explain: ExplainMode | None = None,
+        top: int | None = None,
+        **kwargs: Any,
     ) -> list[Document]:
         options = self._options(kwargs)
         if self.retriever is not None:
@@ -94,7 +112,7 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             scored = list(self.vectorstore.similarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
-        hits = self._retrieval.hits(query, _found(scored), explain)
+        hits = self._hit_explainer.hits(query, _found(scored), explain, top=top)
         if run_manager.handlers:
             try:
                 dispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
@@ -107,7 +125,8 @@ class ExplainingRetriever(BaseRetriever):
         query: str,
         *,
         run_manager: AsyncCallbackManagerForRetrieverRun,
-        explain: Explain | None = None,
+        explain: ExplainMode | None = None,
+        top: int | None = None,
         **kwargs: Any,
     ) -> list[Document]:
         options = self._options(kwargs)
@@ -118,7 +137,7 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             scored = list(await self.vectorstore.asimilarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
-        hits = await self._retrieval.ahits(query, _found(scored), explain)
+        hits = await self._hit_explainer.ahits(query, _found(scored), explain, top=top)
         if run_manager.handlers:
             try:
                 await adispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
@@ -144,7 +163,7 @@ class ExplainingRetriever(BaseRetriever):
         if inner is None:
             assert self.vectorstore is not None
             inner = self.vectorstore.as_retriever()
-        params = inner._get_ls_params(**kwargs)
+        params = tracing_parameters(inner, **kwargs)
         params["ls_retriever_name"] = "rag_explain"
         return params
 
@@ -159,7 +178,7 @@ class ExplainingRetriever(BaseRetriever):
             documents = self.vectorstore or getattr(self.retriever, "vectorstore", None)
         known = list(_stored(documents) if isinstance(documents, VectorStore) or documents is None else documents)
         ids = [document.id for document in known]
-        return self._retrieval.precompute([document.page_content for document in known], ids=ids, **options)
+        return self._hit_explainer.precompute([document.page_content for document in known], ids=ids, **options)
 
 
 def _found(scored: Iterable[_Scored]) -> Iterator[RetrievedDocument]:
@@ -176,13 +195,13 @@ def _event(query: str, hits: Hits) -> dict[str, Any]:
     return {"query": query, "hits": [hit.to_dict() for hit in hits]}
 
 
-def _metric(store: VectorStore | None) -> str:
+def _metric(store: VectorStore | None) -> Metric:
     """What a store's scores are, for the stores that tell."""
     if isinstance(store, InMemoryVectorStore):
-        return "cosine"
+        return Metric("cosine")
     if type(store).__name__ == "FAISS":  # its index decides, whatever its strategy says
-        return {0: "inner product", 1: "squared L2"}.get(getattr(store, "index").metric_type, "unknown")  # noqa: B009
-    return "unknown"
+        return faiss_metric(getattr(store, "index", None))
+    return UNKNOWN
 
 
 def _surrogate(retriever: BaseRetriever | None, store: VectorStore | None, *, known: bool) -> str | None:
@@ -202,7 +221,7 @@ def _stored(store: VectorStore | None) -> list[Document]:
     """All documents of a vector store, for the stores that can list them."""
     if isinstance(store, InMemoryVectorStore):
         return [Document(id=key, page_content=value["text"]) for key, value in store.store.items()]
-    kept = getattr(getattr(store, "docstore", None), "_dict", None)
-    if isinstance(kept, dict):
+    kept = docstore_documents(store)
+    if kept is not None:
         return [Document(id=key, page_content=document.page_content) for key, document in kept.items()]
     raise InvalidInput(f"{type(store).__name__} cannot list its documents: pass them to precompute")

@@ -52,7 +52,7 @@ class LocalEmbeddings(Embeddings):
 
 
 class RemoteEmbeddings(Embeddings):
-    """Some API: nobody can look inside."""
+    """Some API, whose model is not here."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         return [self.embed_query(text) for text in texts]
@@ -90,7 +90,7 @@ class Broken(Explainer):
     """An Explainer that fails."""
 
     def __init__(self) -> None:
-        pass
+        super().__init__(model())
 
     def explain_many(self, query: str, documents: Any, *, ids: Any = None) -> list[Explanation]:
         raise MemoryError("out of memory")
@@ -118,7 +118,7 @@ def test_the_same_documents_for_every_way_to_ask() -> None:
     assert len(expected) == 5
     for documents in (
         wrapped.invoke(QUERY),
-        wrapped.invoke(QUERY, explain=False),
+        wrapped.invoke(QUERY, explain="off"),
         wrapped.invoke(QUERY, explain="eager"),
         asyncio.run(wrapped.ainvoke(QUERY)),
         asyncio.run(wrapped.ainvoke(QUERY, explain="eager")),
@@ -163,15 +163,23 @@ def test_per_call_and_configurable_modes() -> None:
     def statuses(documents: list[Document]) -> list[str]:
         return [one.hit.status for one in documents]  # type: ignore[attr-defined]
 
-    assert statuses(wrapped.invoke(QUERY, explain=1)) == ["pending", "skipped", "skipped"]
-    assert statuses(wrapped.invoke(QUERY, explain=False)) == ["skipped"] * 3
+    assert statuses(wrapped.invoke(QUERY, top=1)) == ["pending", "skipped", "skipped"]
+    assert statuses(asyncio.run(wrapped.ainvoke(QUERY, explain="eager", top=1))) == ["ready", "skipped", "skipped"]
+    assert statuses(wrapped.invoke(QUERY, explain="off")) == ["skipped"] * 3
     assert statuses(wrapped.invoke(QUERY, explain="eager")) == ["ready"] * 3
     switch = wrapped.configurable_fields(explain=ConfigurableField(id="explain"))
     assert statuses(switch.invoke(QUERY)) == ["pending"] * 3
     assert statuses(switch.invoke(QUERY, {"configurable": {"explain": "eager"}})) == ["ready"] * 3
-    assert statuses(switch.with_config(configurable={"explain": False}).invoke(QUERY)) == ["skipped"] * 3
-    with pytest.raises(InvalidInput, match="explain must be"):
+    assert statuses(switch.with_config(configurable={"explain": "off"}).invoke(QUERY)) == ["skipped"] * 3
+    with pytest.raises(InvalidInput, match="explain must be 'lazy', 'eager' or 'off', not 'later'"):
         wrapped.invoke(QUERY, explain="later")
+    first = ExplainingRetriever(vectorstore=store(), k=3, top=2)
+    assert statuses(first.invoke(QUERY)) == ["pending", "pending", "skipped"]
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no metric 'euclid'"):
+        ExplainingRetriever(vectorstore=store(), metric="euclid")
 
 
 def test_the_wrapped_retriever_is_a_child_run_with_our_parameters() -> None:
@@ -277,7 +285,7 @@ def test_copies_and_pickles_keep_the_explanation() -> None:
     again = pickle.loads(pickle.dumps(document))
     assert get_explanation(again) is not None
     assert again == document
-    assert get_explanation(pickle.loads(pickle.dumps(other))) is None  # nobody had looked: it cannot travel
+    assert get_explanation(pickle.loads(pickle.dumps(other))) is None  # it was not computed, and cannot be elsewhere
     assert dumpd(document)["id"] == ["langchain", "schema", "document", "Document"]
 
 
@@ -307,16 +315,16 @@ def test_documents_without_ids_and_unusual_texts() -> None:
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager"])
-@pytest.mark.parametrize("budget", [None, 0.0, 5.0])
-def test_a_failing_explainer_never_fails_the_search(mode: str, budget: float | None) -> None:
+@pytest.mark.parametrize("time_limit", [None, 0.0, 60.0])
+def test_a_failing_explainer_never_fails_the_search(mode: str, time_limit: float | None) -> None:
     base = store().as_retriever()
-    wrapped = ExplainingRetriever(retriever=base, explainer=Broken(), explain=mode, budget=budget)
+    wrapped = ExplainingRetriever(retriever=base, explainer=Broken(), explain=mode, time_limit=time_limit)
     for documents in (wrapped.invoke(QUERY), asyncio.run(wrapped.ainvoke(QUERY))):
         assert documents == base.invoke(QUERY)
         for document in documents:
             assert get_explanation(document) is None
             assert isinstance(document, ExplainedDocument)
-            assert document.hit.status == ("skipped" if budget == 0.0 and mode == "eager" else "failed")
+            assert document.hit.status == ("skipped" if time_limit == 0.0 and mode == "eager" else "failed")
             assert document.hit.reason
 
 
@@ -338,7 +346,7 @@ def test_what_did_not_choose_alone_is_a_surrogate() -> None:
     assert surrogate(retriever=static, surrogate=False) is None
     assert surrogate(retriever=static, surrogate="reranked by hand") == "reranked by hand"
     assert "RemoteEmbeddings" in (surrogate(retriever=remote.as_retriever()) or "")
-    assert "another model's vectors" in (surrogate(vectorstore=remote) or "")
+    assert "built with another model" in (surrogate(vectorstore=remote) or "")
 
 
 def test_the_encoder_is_named_once_or_asked_for() -> None:

@@ -81,7 +81,7 @@ class Broken(Explainer):
     """An Explainer that fails."""
 
     def __init__(self) -> None:
-        pass
+        super().__init__(model())
 
     def explain_many(self, query: str, documents: Any, *, ids: Any = None) -> list[Explanation]:
         raise MemoryError("out of memory")
@@ -150,13 +150,13 @@ RUNS = pytest.mark.parametrize("run", [run_sync, run_async])
 
 
 @RUNS
-@pytest.mark.parametrize("mode", ["lazy", "eager", False, 2])
+@pytest.mark.parametrize(("mode", "top"), [("lazy", None), ("eager", None), ("off", None), ("lazy", 2)])
 def test_the_same_nodes_in_the_same_order_with_the_same_scores(
-    run: Callable[[BaseRetriever], list[NodeWithScore]], mode: Any
+    run: Callable[[BaseRetriever], list[NodeWithScore]], mode: Any, top: int | None
 ) -> None:
     base = index().as_retriever(similarity_top_k=4)
     expected = run(base)
-    found = run(ExplainingRetriever(base, explain=mode))
+    found = run(ExplainingRetriever(base, explain=mode, top=top))
     assert len(found) == 4
     assert found == expected
     assert expected == found
@@ -187,17 +187,28 @@ def test_explanations_are_lazy_right_and_of_the_embedded_string(
 
 
 def test_modes() -> None:
-    retriever = ExplainingRetriever(index().as_retriever(similarity_top_k=3), explain=1)
+    retriever = ExplainingRetriever(index().as_retriever(similarity_top_k=3), top=1)
 
     def statuses(found: list[NodeWithScore]) -> list[str]:
         return [one.hit.status for one in found]  # type: ignore[attr-defined]
 
     assert statuses(retriever.retrieve(QUERY)) == ["pending", "skipped", "skipped"]
     assert statuses(retriever.with_explain("eager").retrieve(QUERY)) == ["ready"] * 3
-    assert statuses(retriever.with_explain(False).retrieve(QUERY)) == ["skipped"] * 3
+    assert statuses(retriever.with_explain("eager", top=2).retrieve(QUERY)) == ["ready", "ready", "skipped"]
+    assert statuses(retriever.with_explain("off").retrieve(QUERY)) == ["skipped"] * 3
     assert statuses(retriever.retrieve(QUERY)) == ["pending", "skipped", "skipped"]
-    with pytest.raises(InvalidInput, match="explain must be"):
+    with pytest.raises(InvalidInput, match="explain must be 'lazy', 'eager' or 'off', not 'later'"):
         retriever.with_explain("later")  # type: ignore[arg-type]
+    postprocessor = ExplanationPostprocessor(explainer=Explainer(model()), explain="eager", top=1)
+    raw = index().as_retriever(similarity_top_k=2).retrieve(QUERY)
+    assert statuses(postprocessor.postprocess_nodes(raw, query_str=QUERY)) == ["ready", "skipped"]
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="there is no metric 'euclid'"):
+        ExplainingRetriever(index().as_retriever(), metric="euclid")
+    with pytest.raises(ValueError, match="there is no metric 'euclid'"):
+        ExplanationPostprocessor(explainer=Explainer(model()), metric="euclid")
 
 
 @pytest.mark.parametrize("how", ["query", "aquery"])
@@ -250,17 +261,17 @@ def test_nodes_are_never_touched() -> None:
 
 @RUNS
 @pytest.mark.parametrize("mode", ["lazy", "eager"])
-@pytest.mark.parametrize("budget", [None, 0.0])
+@pytest.mark.parametrize("time_limit", [None, 0.0])
 def test_a_failing_explainer_never_fails_the_retrieval(
-    run: Callable[[BaseRetriever], list[NodeWithScore]], mode: Any, budget: float | None
+    run: Callable[[BaseRetriever], list[NodeWithScore]], mode: Any, time_limit: float | None
 ) -> None:
     base = index().as_retriever()
-    found = run(ExplainingRetriever(base, Broken(), explain=mode, budget=budget))
+    found = run(ExplainingRetriever(base, Broken(), explain=mode, time_limit=time_limit))
     assert found == run(base)
     for one in found:
         assert isinstance(one, ExplainedNode)
         assert one.explanation is None
-        assert one.hit.status == ("skipped" if mode == "eager" and budget == 0.0 else "failed")
+        assert one.hit.status == ("skipped" if mode == "eager" and time_limit == 0.0 else "failed")
         assert one.hit.reason
 
 
@@ -320,12 +331,14 @@ def test_what_did_not_choose_alone_is_a_surrogate() -> None:
 
     static = Static(index().as_retriever().retrieve(QUERY))
     assert surrogate(index().as_retriever()) is None
-    assert "mmr mode" in (surrogate(index().as_retriever(vector_store_query_mode="mmr")) or "")
+    mmr = index().as_retriever(vector_store_query_mode="mmr")
+    assert surrogate(mmr) == "the index was asked in mmr mode, not by this encoder's similarity alone"
+    assert ExplainingRetriever(mmr, explainer).retrieve(QUERY)[0].hit.metric == "unknown"  # type: ignore[attr-defined]
     assert "Static" in (surrogate(static) or "")
     assert surrogate(static, surrogate=False) is None
     assert surrogate(static, surrogate="reranked") == "reranked"
     other = VectorStoreIndex(nodes(), embed_model=MockEmbedding(embed_dim=16)).as_retriever()
-    assert "another model's vectors" in (surrogate(other) or "")
+    assert "built with another model" in (surrogate(other) or "")
     several = QueryBundle(QUERY, custom_embedding_strs=[QUERY, "the moon"])
     found = ExplainingRetriever(index().as_retriever(), explainer).retrieve(several)
     assert "mean of 2 strings" in found[0].explanation.surrogate  # type: ignore[attr-defined]
@@ -349,7 +362,7 @@ def test_the_postprocessor_without_a_query_and_with_explained_nodes() -> None:
     assert silent.hit.status == "skipped"
     checked = ExplanationPostprocessor(explainer=Explainer(model()), metric="cosine")
     (wrong,) = asyncio.run(checked.apostprocess_nodes([raw], query_str=QUERY))
-    assert "another model's vectors" in wrong.explanation.surrogate  # type: ignore[attr-defined]
+    assert "built with another model" in wrong.explanation.surrogate  # type: ignore[attr-defined]
 
 
 @RUNS

@@ -16,7 +16,7 @@ from rag_explain.results.hits import Hits
 from rag_explain.retrieval import RetrievedDocument
 from rag_explain.texts.passage import Passage
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("llama_index.retrievers.rag_explain")
 dispatcher = instrumentation.get_dispatcher(__name__)  # type: ignore[attr-defined]  # documented, re-exported
 
 

@@ -1,0 +1,20 @@
+"""Every private name of LangChain that is used here, and for what. A test per name notices when one is renamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
+from langchain_core.vectorstores import VectorStore
+
+
+def tracing_parameters(retriever: BaseRetriever, **kwargs: Any) -> LangSmithRetrieverParams:
+    """`_get_ls_params`: what traces say about a retriever."""
+    return retriever._get_ls_params(**kwargs)
+
+
+def docstore_documents(store: VectorStore | None) -> dict[str, Document] | None:
+    """`_dict`: all documents of langchain-community's docstore, which can otherwise only be looked up by id."""
+    kept = getattr(getattr(store, "docstore", None), "_dict", None)
+    return kept if isinstance(kept, dict) else None

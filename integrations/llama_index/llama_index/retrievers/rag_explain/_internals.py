@@ -1,0 +1,35 @@
+"""Every private name of LlamaIndex that is used here, and for what. A test per name notices when one is renamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.indices.base import BaseIndex
+from llama_index.core.vector_stores.types import VectorStoreQueryMode
+
+
+def retriever_index(retriever: BaseRetriever) -> BaseIndex[Any] | None:
+    """`_index`: what a retriever searches, None where it has no index."""
+    return getattr(retriever, "_index", None)
+
+
+def retriever_store(retriever: BaseRetriever) -> object | None:
+    """`_vector_store`: what scores the nodes of a retriever over vectors, None for any other."""
+    return getattr(retriever, "_vector_store", None)
+
+
+def query_mode(retriever: BaseRetriever) -> VectorStoreQueryMode:
+    """`_vector_store_query_mode`: whether nodes are ranked by similarity alone, by MMR, with keywords and so on."""
+    mode: VectorStoreQueryMode = getattr(retriever, "_vector_store_query_mode", VectorStoreQueryMode.DEFAULT)
+    return mode
+
+
+def embedding_model(retriever: BaseRetriever) -> object | None:
+    """`_embed_model`: what embeds the query of a retriever over vectors, None for any other."""
+    return getattr(retriever, "_embed_model", None)
+
+
+def faiss_index(store: object | None) -> object | None:
+    """`_faiss_index`: the index in a FaissVectorStore, None in any other store."""
+    return getattr(store, "_faiss_index", None)

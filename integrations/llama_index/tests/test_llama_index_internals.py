@@ -1,0 +1,48 @@
+"""The private names of LlamaIndex that are used: each is still there, and means what it is used for."""
+
+from __future__ import annotations
+
+import pytest
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores.types import VectorStoreQueryMode
+from llama_index.retrievers.rag_explain._internals import (
+    embedding_model,
+    faiss_index,
+    query_mode,
+    retriever_index,
+    retriever_store,
+)
+
+from integrations.llama_index.tests.test_llama_index_retrievers import LocalEmbedding, Static, index
+
+
+def test_index() -> None:
+    made = index()
+    assert retriever_index(made.as_retriever()) is made
+    assert retriever_index(Static([])) is None
+
+
+def test_vector_store() -> None:
+    made = index()
+    store = retriever_store(made.as_retriever())
+    assert isinstance(store, SimpleVectorStore)
+    assert store is made.vector_store
+    assert retriever_store(Static([])) is None
+
+
+def test_vector_store_query_mode() -> None:
+    assert query_mode(index().as_retriever()) == VectorStoreQueryMode.DEFAULT
+    assert query_mode(index().as_retriever(vector_store_query_mode="mmr")) == VectorStoreQueryMode.MMR
+
+
+def test_embed_model() -> None:
+    assert isinstance(embedding_model(index().as_retriever()), LocalEmbedding)
+    assert embedding_model(Static([])) is None
+
+
+def test_faiss_index() -> None:
+    stores = pytest.importorskip("llama_index.vector_stores.faiss")
+    faiss = pytest.importorskip("faiss")
+    flat = faiss.IndexFlatIP(4)
+    assert faiss_index(stores.FaissVectorStore(faiss_index=flat)) is flat
+    assert faiss_index(SimpleVectorStore()) is None
