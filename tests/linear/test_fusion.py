@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from rag_explain.encoder import Encoder
-from rag_explain.linear import ATTN_LRP, JACOBIAN, LRP, AffineMap, Recorder, Rules
+from rag_explain.linear import ATTN_LRP, JACOBIAN, LRP, Rules
 from rag_explain.linear.fusion import FUSED, Fusion
+from tests.support.maps import freeze_with
 from tests.support.models import ARCHITECTURES, TEXTS, tiny
 
-PASSES = ("heads", "token_local", "early_pooling")
-
-
-def _freeze(encoder: Encoder, rules: Rules, fusion: Fusion) -> AffineMap:
-    with Recorder(rules) as recorder:
-
-        def visit(block: int, hidden: Tensor) -> Tensor:
-            if block == 0:
-                recorder.mark(hidden)
-            return hidden
-
-        embedding = encoder.run(encoder.tokenize(TEXTS, "document"), visit)
-    return recorder.freeze(embedding, fusion)
+PASSES = [field.name for field in fields(Fusion)]
 
 
 @torch.no_grad()
@@ -34,7 +22,8 @@ def _freeze(encoder: Encoder, rules: Rules, fusion: Fusion) -> AffineMap:
 @pytest.mark.parametrize("fused", PASSES)
 def test_a_pass_changes_no_row(fused: str, name: str, rules: Rules) -> None:
     encoder = Encoder(tiny(name))
-    on, off = (_freeze(encoder, rules, fusion) for fusion in (FUSED, replace(FUSED, **{fused: False})))
+    batch = encoder.tokenize(TEXTS, "document")
+    on, off = (freeze_with(fusion, encoder, batch, rules) for fusion in (FUSED, replace(FUSED, **{fused: False})))
     for (rows, rest), (other_rows, other_rest) in zip(
         (on.push_rows(), on.pull_rows()), (off.push_rows(), off.pull_rows()), strict=True
     ):
