@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from rag_explain.linear.fusion import FUSED, Fusion
-from rag_explain.linear.fusion.early_pooling import pool_early
-from rag_explain.linear.fusion.heads import join_heads
-from rag_explain.linear.fusion.token_local import Chunk, LocalValue, TokenLocalPrefix, find_prefix
+from rag_explain.linear.early_pooling import pool_early
 from rag_explain.linear.identity import storage_of
 from rag_explain.linear.operations import Operation
 from rag_explain.linear.workspace import Workspace
@@ -36,15 +33,12 @@ class AffineMap:
         output: int,
         hidden: Tensor,
         embedding: Tensor,
-        fusion: Fusion = FUSED,
+        *,
+        early_pooling: bool = True,
     ) -> None:
-        needed = _needed(operations, output)
-        if fusion.heads:
-            needed = join_heads(needed)
-        if fusion.early_pooling:
-            needed = _needed(pool_early(needed, hidden), output)
-        self._prefix = find_prefix(needed, source, tuple(hidden.shape)) if fusion.token_local else None
-        self.operations = [*self._prefix.operations, *self._prefix.suffix] if self._prefix else needed
+        self.operations = _needed(operations, output)
+        if early_pooling:
+            self.operations = _needed(pool_early(self.operations, hidden), output)
         self.hidden = hidden
         self.embedding = embedding
         self._source = source
@@ -57,9 +51,24 @@ class AffineMap:
 
     def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
         """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects every bias on the way."""
-        push = _Push({self._source: tangents}, self._last_use, Workspace(), bias, keep=tangents)
-        push.run(self.operations)
-        return push.live[self._output]
+        return self._run(tangents, Workspace(), bias, keep=tangents)
+
+    def _run(self, tangents: Tensor, space: Workspace, bias: int | None, keep: Tensor | None = None) -> Tensor:
+        """`push` with the memory of a workspace; tangents may be overwritten unless their memory is to be kept."""
+        live = {self._source: tangents}
+        for operation in self.operations:
+            inputs = [live[slot] for slot in operation.inputs]
+            dead = [live.pop(slot) for slot in self._last_use[operation.output] if slot in live]
+            free = _overwritable(dead, live.values() if keep is None else (*live.values(), keep)) if dead else dead
+            spent = [any(tangent is one for one in free) for tangent in inputs] if operation.overwrites else ()
+            out = operation.run(space, spent, *inputs)
+            if bias is not None and operation.constant is not None:
+                out[bias].add_(operation.constant)
+            live[operation.output] = out
+            for tangent in free:
+                if storage_of(tangent) != storage_of(out):
+                    space.give(tangent)
+        return live[self._output]
 
     def pull(self, cotangents: Tensor) -> Tensor:
         """Send cotangents (C, D, e) back to the input: (C, D, n, h)."""
@@ -117,49 +126,17 @@ class AffineMap:
     ) -> tuple[Tensor, Tensor]:
         """`rows`, one tangent per token or group and one for the biases, in chunks."""
         values = self.hidden if weights is None else weights
-        if groups is None and self._prefix is not None:
-            return self._push_tokens(max_bytes, values, self._prefix)
         if groups is None:
             groups = torch.arange(values.shape[1], device=values.device).expand(values.shape[:2])
-        return self._push_groups(max_bytes, values, groups)
-
-    def _push_tokens(self, max_bytes: int, values: Tensor, prefix: TokenLocalPrefix) -> tuple[Tensor, Tensor]:
-        """One tangent per token; together up to where positions first mix."""
-        together = {self._source: torch.stack([values, torch.zeros_like(values)])}
-        first = _Push(together, self._last_use, Workspace(), bias=1)
-        first.run(prefix.operations)
-        local = {slot: LocalValue(first.live[slot][0], first.live[slot][1], axis) for slot, axis in prefix.axes.items()}
-
-        def push(start: int, stop: int, space: Workspace, bias: int | None) -> Tensor:
-            chunk = Chunk(local, start, stop - (bias is not None), has_bias=bias is not None)
-            part = _Push({}, self._last_use, space, bias, chunk=chunk)
-            part.run(prefix.suffix)
-            return part.live[self._output]
-
-        return self._in_chunks(max_bytes, values.shape[1], push)
-
-    def _push_groups(self, max_bytes: int, values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """One tangent per group of tokens: their values, and zero elsewhere. groups (D, n), -1 for tokens in none."""
-
-        def push(start: int, stop: int, space: Workspace, bias: int | None) -> Tensor:
-            index = torch.arange(start, stop, device=groups.device)[:, None, None]
-            tangents = values * (groups == index).unsqueeze(-1)  # all zero for the biases: there is no such group
-            part = _Push({self._source: tangents}, self._last_use, space, bias)
-            part.run(self.operations)
-            return part.live[self._output]
-
-        return self._in_chunks(max_bytes, _count(groups), push)
-
-    def _in_chunks(
-        self, max_bytes: int, count: int, push: Callable[[int, int, Workspace, int | None], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Push `count` tangents and, as the last one, that of the biases: (D, count, e) and (D, e)."""
-        result = self.hidden.new_empty(count + 1, *self.embedding.shape)
+        count = _count(groups)
+        result = values.new_empty(count + 1, *self.embedding.shape)
         step, space = self.chunk(max_bytes), Workspace()
         for start in range(0, count + 1, step):
             stop = min(start + step, count + 1)
             with torch.inference_mode():  # many small operations: torch does less around each
-                result[start:stop] = push(start, stop, space, -1 if stop > count else None)
+                index = torch.arange(start, stop, device=values.device)[:, None, None]
+                tangents = values * (groups == index).unsqueeze(-1)  # the last one, the biases', is zero: no such group
+                result[start:stop] = self._run(tangents, space, bias=-1 if stop > count else None)
         return result[:count].transpose(0, 1), result[count]
 
     def relevance(
@@ -172,72 +149,10 @@ class AffineMap:
         return torch.cat(tokens), self.rest(cotangents)
 
 
-class _Push:
-    """Tangents on their way forward, by slot; those that no later operation reads are let go.
-
-    Args:
-        live: the tangents that are there at the beginning.
-        last_use: for each operation, by its output, the slots that are not read after it.
-        bias: the tangent that collects the operations' constants.
-        chunk: tangents that are not spread out yet.
-        keep: memory that must not be written to.
-    """
-
-    def __init__(
-        self,
-        live: dict[int, Tensor],
-        last_use: dict[int, list[int]],
-        space: Workspace,
-        bias: int | None,
-        *,
-        chunk: Chunk | None = None,
-        keep: Tensor | None = None,
-    ) -> None:
-        self.live = live
-        self._last_use = last_use
-        self._space = space
-        self._bias = bias
-        self._chunk = chunk
-        self._keep = keep
-
-    def run(self, operations: Sequence[Operation]) -> None:
-        for operation in operations:
-            missing = self._spread(operation)
-            inputs = [self.live[slot] for slot in operation.inputs if slot not in missing]
-            free = self._release(operation)
-            spent = [any(tangent is one for one in free) for tangent in inputs] if operation.overwrites else ()
-            if missing:
-                assert self._chunk is not None
-                out = self._chunk.run(operation, self._space, spent, inputs)
-            else:
-                out = operation.run(self._space, spent, *inputs)
-            if self._bias is not None and operation.constant is not None:
-                out[self._bias].add_(operation.constant)
-            self.live[operation.output] = out
-            for tangent in free:
-                if storage_of(tangent) != storage_of(out):
-                    self._space.give(tangent)
-
-    def _spread(self, operation: Operation) -> list[int]:
-        """Spread out what the operation reads, unless there is a shortcut; returns what is still missing."""
-        missing = [slot for slot in operation.inputs if slot not in self.live]
-        if missing and self._chunk is not None and not self._chunk.has_shortcut(operation, missing):
-            for slot in missing:
-                self.live[slot] = self._chunk.spread(slot)
-            return []
-        return missing
-
-    def _release(self, operation: Operation) -> list[Tensor]:
-        """Let go of tangents after their last use; returns those that may be overwritten.
-
-        They may if no live tangent shares their storage, and if each of their elements has its own place in it.
-        """
-        dead = [self.live.pop(slot) for slot in self._last_use[operation.output] if slot in self.live]
-        if not dead:
-            return []
-        others = self.live.values() if self._keep is None else (*self.live.values(), self._keep)
-        taken = [storage_of(tangent) for tangent in (*dead, *others)]
-        return [t for t, place in zip(dead, taken, strict=False) if taken.count(place) == 1 and 0 not in t.stride()]
+def _overwritable(dead: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    """Dead tangents that may be overwritten: no other tangent shares their storage, and no two elements a place."""
+    taken = [storage_of(tangent) for tangent in (*dead, *others)]
+    return [t for t, place in zip(dead, taken, strict=False) if taken.count(place) == 1 and 0 not in t.stride()]
 
 
 def _count(groups: Tensor) -> int:

@@ -8,8 +8,7 @@ value had in the forward pass; shapes below leave B out where it only travels al
 `constant` is what the operation adds that comes from no input (a bias): value_out = push(value_in) + constant.
 
 `run` is `push` for production: it may write into a tangent that is not read again and takes its memory from a
-workspace. `token_axis` and `pooled` are what the passes in `fusion` need to know of an operation; one that does not say
-is left as it is by them.
+workspace. `pooled` is what `early_pooling` needs to know of an operation; one that does not say stays where it is.
 """
 
 from __future__ import annotations
@@ -25,16 +24,6 @@ from torch import Tensor
 from rag_explain.linear.workspace import Workspace
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TokenAxis:
-    """Where the tokens of a value are: axis `index` has one entry per position, or, merged, per text and position."""
-
-    index: int
-    texts: int
-    length: int
-    is_merged: bool = False
 
 
 class Pooling(Protocol):
@@ -68,10 +57,6 @@ class Operation:
         """`push`, where `spent[i]` says that input i's memory is not read afterwards."""
         return self.push(*tangents)
 
-    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
-        """Where the tokens are in the output, given where they are in the inputs; None where positions may mix."""
-        return None
-
     def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
         """Write down the pooled output, sum_i weights[:, i] * out[:, i], in terms of pooled inputs; returns its slot.
 
@@ -103,9 +88,6 @@ class Scale(Operation):
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (sum_to(cotangent * self.factor, self.in_shape),)
-
-    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
-        return axes[0] if self.in_shape == self.shape else None
 
     def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
         if self.in_shape != self.shape or self.shape[:-1] != weights.shape:
@@ -139,9 +121,6 @@ class Linear(Operation):
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent @ self.weight.mT,)
-
-    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
-        return None if axes[0].index == len(self.shape) - 1 else axes[0]
 
     def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
         inner_width, width = self.weight.shape
@@ -214,10 +193,6 @@ class Sum(Operation):
             for sign, shape in zip(self.signs, self.in_shapes, strict=True)
         )
 
-    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
-        is_alike = all(shape == self.shape for shape in self.in_shapes) and all(axis == axes[0] for axis in axes)
-        return axes[0] if is_alike else None
-
     def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
         if self.shape[:-1] != weights.shape or any(shape != self.shape for shape in self.in_shapes):
             return None
@@ -286,9 +261,6 @@ class Center(Operation):
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         c = cotangent * self.factor
         return (c.sub_(c.mean(dim=-1, keepdim=True)),)
-
-    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
-        return None if axes[0].index == len(self.shape) - 1 else axes[0]
 
     def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
         if self.shape[:-1] != weights.shape:

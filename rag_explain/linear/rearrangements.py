@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rag_explain.linear.operations import Operation, Pooling, Shape, TokenAxis, lift, sum_to
+from rag_explain.linear.operations import Operation, Pooling, Shape, lift, sum_to
 
 
 @dataclass(eq=False, kw_only=True)
@@ -23,19 +23,6 @@ class View(Operation):
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent.reshape(cotangent.shape[0], *self.in_shape),)
-
-    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
-        (axis,) = axes
-        before, after = self.in_shape, self.shape
-        if before == after:
-            return axis
-        if axis.is_merged or (axis.index == 1 and before[0] == axis.texts):
-            if after[0] == axis.texts * axis.length and len(after) > 1 and (axis.is_merged or len(before) > 2):
-                return replace(axis, index=0, is_merged=True)
-            return replace(axis, index=1, is_merged=False) if after[:2] == (axis.texts, axis.length) else None
-        # (D, heads, n, d) -> (D * heads, n, d), the shape of a batched product
-        is_batched = axis.index == 2 and len(before) == 4 and after == (before[0] * before[1], *before[2:])
-        return replace(axis, index=1) if is_batched else None
 
     def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
         rows = weights.numel(), self.shape[-1]  # (D * n, k), as some dense layers see (D, n, k)
@@ -58,12 +45,6 @@ class Permute(Operation):
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent.permute(self._back),)
 
-    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
-        (axis,) = axes
-        if axis.is_merged:
-            return axis if self.dims[0] == 0 else None
-        return replace(axis, index=self.dims.index(axis.index))
-
 
 @dataclass(eq=False, kw_only=True)
 class Expand(Operation):
@@ -77,9 +58,6 @@ class Expand(Operation):
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (sum_to(cotangent, self.in_shape),)
-
-    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
-        return axes[0] if self.in_shape == self.shape else None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -102,9 +80,6 @@ class Slice(Operation):
         whole = cotangent.new_zeros(cotangent.shape[0], *self.in_shape)
         whole[self._index] = cotangent
         return (whole,)
-
-    def token_axis(self, *axes: TokenAxis) -> TokenAxis | None:
-        return None if self.dim == axes[0].index else axes[0]
 
 
 @dataclass(eq=False, kw_only=True)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear.affine_map import AffineMap
-from rag_explain.linear.fusion import FUSED, Fusion
 from rag_explain.linear.identity import IdentityMap
 from rag_explain.linear.operations import Operation, Scale
 from rag_explain.linear.registry import Poison, Unfollowable
@@ -109,7 +108,7 @@ class Recorder:
         """This module runs now: for error messages."""
         self._tape.where = module
 
-    def freeze(self, embedding: Tensor, fusion: Fusion = FUSED) -> AffineMap:
+    def freeze(self, embedding: Tensor, *, early_pooling: bool = True) -> AffineMap:
         """The affine map from the marked hidden state to `embedding` (D, e)."""
         hidden, source = self._tape.marked, self._new_slot()
         if hidden is not None:
@@ -121,7 +120,7 @@ class Recorder:
         output = self.resolve(node)
         if output is None:
             raise UnsupportedOperation(f"this encoder cannot be explained exactly: {node.poison}")
-        return AffineMap(self.operations, source, output, hidden, embedding, fusion)
+        return AffineMap(self.operations, source, output, hidden, embedding, early_pooling=early_pooling)
 
     def _read(self, steps: Sequence[Step]) -> None:
         for step in steps:

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.errors import InvalidInput
+from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.results.display import Displayable
 from rag_explain.results.grouping import largest, summed
 from rag_explain.results.notices import Notice, merged, stand_in_reason, truncated_sides
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.results.serialization import (
     FieldTable,
+    fields_from_dict,
     fields_to_dict,
     parsed_json,
     read_notices,
     read_numbers,
     read_tokens,
     read_unit,
-    result_from_dict,
     to_json,
     write_array,
     write_mapping,
@@ -236,7 +236,11 @@ class Explanation(ReadOnly, Displayable):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
         """The inverse of `to_dict`; refuses data of another format or of another version."""
-        return result_from_dict(cls, data, FIELDS, FORMAT, VERSION, "the explanation")
+        values = fields_from_dict(data, FIELDS, FORMAT, VERSION, "an explanation")
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"the explanation is damaged: {error}") from error
 
     def to_json(self) -> str:
         """`to_dict` as one line of JSON."""

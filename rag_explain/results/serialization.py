@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from rag_explain.errors import FormatError
 from rag_explain.results.notices import Notice
 from rag_explain.texts.tokens import Part, Token, Unit
 
-T = TypeVar("T")
 Write = Callable[[Any], Any]
 # Reads a field's plain value; the second argument holds all plain values, for a field that depends on another.
 Read = Callable[[Any, Mapping[str, Any]], Any]
@@ -69,13 +68,11 @@ def fields_to_dict(result: object, table: FieldTable) -> dict[str, Any]:
     return plain
 
 
-def result_from_dict(
-    kind: Callable[..., T], data: Mapping[str, Any], table: FieldTable, form: str, version: int, what: str
-) -> T:
-    """A result made from what `fields_to_dict` gave; another format, another version and damaged data are refused."""
+def fields_from_dict(data: Mapping[str, Any], table: FieldTable, form: str, version: int, what: str) -> dict[str, Any]:
+    """The inverse of `fields_to_dict`; another format, another version and damaged data are refused."""
     if not isinstance(data, Mapping) or data.get("format") != form:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
-        raise FormatError(f"this is not {what.replace('the ', 'an ')}: its format is {found!r}, not {form!r}")
+        raise FormatError(f"this is not {what}: its format is {found!r}, not {form!r}")
     if data.get("version") != version:
         raise FormatError(f"format version {data.get('version')!r} cannot be read: this library reads {version}")
     return read_fields(data, table, what)
@@ -84,11 +81,10 @@ def result_from_dict(
 def read_fields(data: Mapping[str, Any], table: FieldTable, what: str) -> dict[str, Any]:
     """The fields of the table, read from plain data; refuses damaged data."""
     try:
-        values = {
+        return {
             name: data[name] if read is None or data[name] is None else read(data[name], data)
             for name, (_, read) in table.items()
         }
-        return kind(**values)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise FormatError(f"{what} is damaged: {error!r}") from error
 

@@ -8,7 +8,6 @@ import torch
 from rag_explain.linear import operations as ops
 from rag_explain.linear import rearrangements as moves
 from rag_explain.linear.affine_map import AffineMap
-from rag_explain.linear.fusion.heads import MixHeads, join_heads
 from rag_explain.linear.workspace import Workspace
 
 F = torch.float64
@@ -23,10 +22,6 @@ def _case(kind, shape, *in_shapes, **settings):
     return pytest.param(operation, in_shapes, id=kind.__name__)
 
 
-def _dense(*shape):
-    return ops.Linear(inputs=(0,), output=1, shape=(2, 5, shape[-1]), weight=_rand(*shape))
-
-
 CASES = [
     _case(moves.View, (6, 4), (2, 3, 4), in_shape=(2, 3, 4)),
     _case(moves.Permute, (4, 2, 3), (2, 3, 4), dims=(2, 0, 1)),
@@ -37,9 +32,6 @@ CASES = [
     _case(ops.Linear, (6, 5), (6, 4), weight=_rand(4, 5)),
     _case(ops.MixLeft, (3, 5, 2), (3, 4, 2), matrix=_rand(3, 5, 4)),
     _case(ops.MixRight, (3, 4, 5), (3, 4, 2), matrix=_rand(3, 2, 5)),
-    _case(MixHeads, (2, 5, 3), (2, 4, 6), matrix=_rand(4, 5, 4), heads=2, dense=_dense(6, 3)),
-    _case(MixHeads, (2, 5, 3), (2, 4, 2), matrix=_rand(2, 5, 4), heads=1, dense=_dense(2, 3)),
-    _case(MixHeads, (2, 5, 3), (2, 4, 2), matrix=_rand(4, 5, 4), heads=2, dense=_dense(2, 3)),
     _case(ops.Sum, (2, 3, 4), (2, 3, 4), (2, 3, 4), in_shapes=((2, 3, 4), (2, 3, 4)), signs=(1.0, -2.0)),
     _case(ops.Sum, (2, 3, 4), (3, 4), (2, 1, 1), in_shapes=((3, 4), (2, 1, 1)), signs=(-1.0, 0.5)),
     _case(ops.Sum, (2, 3, 4), (4,), in_shapes=((4,),), signs=(1.0,)),
@@ -101,38 +93,3 @@ def test_push_leaves_the_callers_tangents_alone():
     out = frozen.push(tangents)
     assert torch.equal(tangents, before)
     assert torch.allclose(out, (before * scale.factor).sum(dim=2))
-
-
-def _attention(dims=(0, 2, 1, 3)):
-    """Two texts of four tokens, three heads of two dimensions, as a forward pass takes them apart."""
-    return [
-        moves.View(inputs=(0,), output=1, shape=(2, 4, 3, 2), in_shape=(2, 4, 6)),
-        moves.Permute(inputs=(1,), output=2, shape=(2, 3, 4, 2), dims=(0, 2, 1, 3)),
-        moves.View(inputs=(2,), output=3, shape=(6, 4, 2), in_shape=(2, 3, 4, 2)),
-        ops.MixLeft(inputs=(3,), output=4, shape=(6, 4, 2), matrix=_rand(6, 4, 4)),
-        moves.View(inputs=(4,), output=5, shape=(2, 3, 4, 2), in_shape=(6, 4, 2)),
-        moves.Permute(inputs=(5,), output=6, shape=tuple((2, 3, 4, 2)[d] for d in dims), dims=dims),
-        moves.View(inputs=(6,), output=7, shape=(2, 4, 6), in_shape=(2, 4, 3, 2)),
-        ops.Linear(inputs=(7,), output=8, shape=(2, 4, 5), weight=_rand(6, 5), constant=_rand(5)),
-    ]
-
-
-def test_heads_are_joined_to_one_operation_that_does_the_same():
-    apart = _attention()
-    joined = join_heads(apart)
-    assert [type(operation) for operation in joined] == [MixHeads]
-    hidden, embedding = _rand(2, 4, 6), _rand(2, 4, 5)
-    tangents = _rand(3, 2, 4, 6)
-    expected = tangents
-    for operation in apart:
-        expected = operation.push(expected)
-    expected[1] += apart[-1].constant
-    found = AffineMap(joined, 0, 8, hidden, embedding).push(tangents, bias=1)
-    assert torch.allclose(found, expected, atol=1e-12)
-
-
-def test_heads_that_are_read_twice_or_lie_otherwise_stay_apart():
-    otherwise = _attention(dims=(0, 2, 3, 1))
-    assert join_heads(otherwise) == otherwise
-    twice = [*_attention(), moves.View(inputs=(5,), output=9, shape=(6, 4, 2), in_shape=(2, 3, 4, 2))]
-    assert join_heads(twice) == twice
