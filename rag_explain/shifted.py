@@ -27,7 +27,7 @@ class ShiftedEncoder(Transformer):
 
     The shift is made before the pooling. Pooling that is linear in the token vectors (mean, CLS, last token,
     weighted mean) turns it into e(x) - e(r) exactly; `ij-exact` checks that the reference's embedding is
-    zero, and refuses max pooling over other vectors or a bias behind it where it is not.
+    zero, and refuses max pooling over other vectors or a bias after it where it is not.
     """
 
     is_shifted = True
