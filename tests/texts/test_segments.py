@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import unicodedata
 from itertools import pairwise
 
@@ -219,7 +218,5 @@ def test_a_word_that_was_read_in_part_ends_where_reading_did() -> None:
 
 def test_long_texts_are_segmented_in_linear_time() -> None:
     for text in ("word " * 100_000, "a" * 500_000, "." * 300_000, "\n" * 300_000, "1." * 200_000, " " * 500_000):
-        start = time.perf_counter()
-        word_spans(text)
+        word_spans(text)  # in quadratic time these would take hours: pytest's timeout ends them
         sentence_spans(text)
-        assert time.perf_counter() - start < 10
