@@ -17,10 +17,12 @@ from rag_explain.linear.rearrangements import View
 
 def pool_early(operations: list[Operation], hidden: Tensor) -> list[Operation]:
     """Operations in which sums over positions, (D, n, k) -> (D, k), come as early as they can."""
-    return _EarlyPooling(operations, hidden).operations
+    return EarlyPooling(operations, hidden).operations
 
 
-class _EarlyPooling:
+class EarlyPooling:
+    """The operations as they are written down anew."""
+
     def __init__(self, operations: list[Operation], hidden: Tensor) -> None:
         self._texts, self._length = hidden.shape[:2]
         self._producers = {operation.output: operation for operation in operations}
@@ -44,6 +46,7 @@ class _EarlyPooling:
         return self.emit(Pool, slot, width=shape[-1], in_shape=shape, weights=weights) if earlier is None else earlier
 
     def emit(self, kind: type[Operation], *inputs: int, width: int, **settings: Any) -> int:
+        """Write down one operation whose output is (D, width); returns its slot."""
         self._next += 1
         self.operations.append(kind(inputs=inputs, output=self._next, shape=(self._texts, width), **settings))
         return self._next

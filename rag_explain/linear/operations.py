@@ -16,24 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from rag_explain.linear.workspace import Workspace
 
+if TYPE_CHECKING:
+    from rag_explain.linear.early_pooling import EarlyPooling
+
 Shape = tuple[int, ...]
-
-
-class Pooling(Protocol):
-    """What `Operation.pooled` writes down, and with what."""
-
-    def pooled(self, slot: int, weights: Tensor, shape: Shape) -> int:
-        """The slot of sum_i weights[:, i] * x[:, i], (D, k), for the value x of this shape in `slot`."""
-
-    def emit(self, kind: type[Operation], *inputs: int, width: int, **settings: Any) -> int:
-        """Write down one operation whose output is (D, width); returns its slot."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,7 +50,7 @@ class Operation:
         """`push`, where `spent[i]` says that input i's memory is not read afterwards."""
         return self.push(*tangents)
 
-    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+    def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         """Write down the pooled output, sum_i weights[:, i] * out[:, i], in terms of pooled inputs; returns its slot.
 
         None where that is not the same. weights (D, n); the output is (D, n, k), or (D * n, k).
@@ -89,7 +82,7 @@ class Scale(Operation):
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (sum_to(cotangent * self.factor, self.in_shape),)
 
-    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+    def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         if self.in_shape != self.shape or self.shape[:-1] != weights.shape:
             return None
         source, width = self.inputs[0], self.shape[-1]
@@ -122,7 +115,7 @@ class Linear(Operation):
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent @ self.weight.mT,)
 
-    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+    def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         inner_width, width = self.weight.shape
         in_shape = (*self.shape[:-1], inner_width)
         inner = pooling.emit(Pool, self.inputs[0], width=inner_width, in_shape=in_shape, weights=weights)
@@ -193,7 +186,7 @@ class Sum(Operation):
             for sign, shape in zip(self.signs, self.in_shapes, strict=True)
         )
 
-    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+    def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         if self.shape[:-1] != weights.shape or any(shape != self.shape for shape in self.in_shapes):
             return None
         inner = [pooling.pooled(part, weights, self.shape) for part in self.inputs]
@@ -262,7 +255,7 @@ class Center(Operation):
         c = cotangent * self.factor
         return (c.sub_(c.mean(dim=-1, keepdim=True)),)
 
-    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+    def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         if self.shape[:-1] != weights.shape:
             return None
         inner = pooling.pooled(self.inputs[0], weights * self.inverse[..., 0], self.shape)

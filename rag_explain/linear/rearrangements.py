@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rag_explain.linear.operations import Operation, Pooling, Shape, lift, sum_to
+from rag_explain.linear.operations import Operation, Shape, lift, sum_to
+
+if TYPE_CHECKING:
+    from rag_explain.linear.early_pooling import EarlyPooling
 
 
 @dataclass(eq=False, kw_only=True)
@@ -24,7 +28,7 @@ class View(Operation):
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent.reshape(cotangent.shape[0], *self.in_shape),)
 
-    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+    def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         rows = weights.numel(), self.shape[-1]  # (D * n, k), as some dense layers see (D, n, k)
         return pooling.pooled(self.inputs[0], weights, rows) if self.in_shape == rows else None
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -93,10 +92,8 @@ class Recorder:
         self._tape.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._tape.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._tape.__exit__(*error)
 
     # ------------------------------------------------------------------ for the caller
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -66,11 +65,9 @@ class Tape:
             mode.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         while self._modes:
-            self._modes.pop().__exit__(kind, error, trace)
+            self._modes.pop().__exit__(*error)
 
     def mark(self, hidden: Tensor) -> None:
         """Everything that depends on `hidden` is written down from here on."""

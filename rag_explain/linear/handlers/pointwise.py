@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from rag_explain.linear.operations import Scale
-from rag_explain.linear.recorder import Node, Pointwise, Recorder, derivative
+from rag_explain.linear.recorder import Function, Node, Pointwise, Recorder, derivative
 from rag_explain.linear.registry import Unfollowable, handles
 
 aten = torch.ops.aten
+Step = Callable[[Tensor, Tensor], Tensor]
 
 
 @handles(
@@ -40,13 +41,7 @@ def log_sigmoid(rec: Recorder, out: tuple[Tensor, Tensor], self: Tensor) -> None
 
 
 def apply(
-    rec: Recorder,
-    node: Node,
-    out: Tensor,
-    step: Callable[[Tensor], Tensor],
-    key: str,
-    slope: float | None,
-    offset: float = 0.0,
+    rec: Recorder, node: Node, out: Tensor, step: Function, key: str, slope: float | None, offset: float = 0.0
 ) -> None:
     """`out` is `step` of `node`, element by element; `slope` and `offset` say so when the step is affine."""
     if node.poison:
@@ -55,8 +50,7 @@ def apply(
     if rec.rules.activation == "derivative":
         source = node.tensor
         factor = derivative(step, source) if slope is None else out.new_tensor(slope)
-        scale = rec.emit(Scale, rec.require(node), like=out, in_shape=tuple(source.shape), factor=factor)
-        rec.bind(out, scale)
+        rec.bind(out, rec.emit(Scale, rec.require(node), like=out, in_shape=tuple(source.shape), factor=factor))
         return
     inner = node.as_function()
     before = inner.function
@@ -67,13 +61,7 @@ def apply(
 
 
 def combine(
-    rec: Recorder,
-    left: Any,
-    right: Any,
-    out: Tensor,
-    step: Callable[[Tensor, Tensor], Tensor],
-    key: str,
-    signs: tuple[float, float] | None,
+    rec: Recorder, left: Any, right: Any, out: Tensor, step: Step, key: str, signs: tuple[float, float] | None
 ) -> bool:
     """Whether `out` is a function of one value: of a number and a value, or of two functions of the same value.
 
@@ -96,9 +84,7 @@ def combine(
     return True
 
 
-def _combine_functions(
-    rec: Recorder, a: Node, b: Node, out: Tensor, step: Callable[[Tensor, Tensor], Tensor], key: str, *, is_sum: bool
-) -> bool:
+def _combine_functions(rec: Recorder, a: Node, b: Node, out: Tensor, step: Step, key: str, *, is_sum: bool) -> bool:
     if rec.rules.activation == "derivative" or a.poison or b.poison:
         return False
     if a.pointwise is None and b.pointwise is None and a is not b:  # a residual, nearly always
