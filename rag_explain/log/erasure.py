@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rag_explain.errors import InvalidInput
 from rag_explain.log.files import Folder
-from rag_explain.log.record import LoggedHit, Record, summary
+from rag_explain.log.record import MEASURED, LoggedHit, Record, summary
 
 ERASED = "erased"
 
@@ -41,5 +41,4 @@ def _without(record: Record, documents: frozenset[str]) -> Record:
 
 def _emptied(hit: LoggedHit) -> LoggedHit:
     """Built anew from what may stay, so that a member that is added later is not kept by mistake."""
-    kept = {name: getattr(hit, name) for name in ("rank", "score", "metric", "similarity", "gap")}
-    return LoggedHit(id="", status="skipped", reason=ERASED, **kept)
+    return LoggedHit(id="", status="skipped", reason=ERASED, **{name: getattr(hit, name) for name in MEASURED})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rag_explain.errors import RagExplainError
-from rag_explain.log.compact import LoggedExplanation, cells
+from rag_explain.log.compact import LoggedExplanation, all_cells, cells
 from rag_explain.log.erasure import ERASED
 from rag_explain.log.files import Folder
 from rag_explain.log.record import LoggedHit, Record, whole
@@ -26,14 +26,9 @@ Explainers = Callable[[Explanation], "Explainer"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known about one hit of a record, or about a whole line.
+    """What is known about one hit of a record, or about a whole line; docs/log-format.md explains the outcomes.
 
     Attributes:
-        outcome: "holds": computed again, and the same; or, without a model, every hash is right.
-            "moved": the encoder at hand gives another score or other pairs.
-            "changed": the text is not the one that was explained.
-            "damaged": the line is not as it was written.
-            "unknown": it cannot be computed again, and `reason` says why.
         score: what the encoder at hand says, where it was asked.
         shift: the largest difference among score and kept pairs.
     """
@@ -103,9 +98,9 @@ class _Verifier:
             again = _explained_again(self.explainers, hit.explanation, query, passage)
         except _Stopped as stopped:
             return Verdict(record.id, hit.id, stopped.outcome, stopped.reason)
-        logged, found = hit.explanation.outline, cells(again)
+        logged, found = hit.explanation.outline, all_cells(again)
         # A word that the encoder at hand does not see carries nothing.
-        shifts = [abs(found.get(pair[0:4], 0.0) - pair.value) for pair in hit.explanation.pairs]
+        shifts = [abs(found.get(cell, 0.0) - value) for cell, value in cells(hit.explanation.pairs).items()]
         shift = max([abs(again.score - logged.score), *shifts])
         outcome: Outcome = "holds" if shift <= self.tolerance else "moved"
         return Verdict(record.id, hit.id, outcome, _differences(again, logged), again.score, shift)
@@ -117,7 +112,7 @@ class _Verifier:
         if query is None or document is None:
             raise _Stopped("unknown", "the document was erased" if hit.reason == ERASED else "the texts were not kept")
         redacted = record.texts == "redacted"
-        self._check("query", query, record.asked_hash(index), redacted)
+        self._check("query", query, hit.query_hash or record.query_hash, redacted)
         if hit.text_hash is not None:
             self._check("document", document, hit.text_hash, redacted)
         return query, document
@@ -134,8 +129,7 @@ class _Verifier:
         """The document inside the string that the encoder read, where that is still known."""
         if hit.around_hash is None:
             if metadata_tokens:
-                reason = "the encoder read more than the document's text, and that is not in the record"
-                raise _Stopped("unknown", reason)
+                raise _Stopped("unknown", "the encoder read more than the document's text, which is not in the record")
             return Passage(document)
         before, after = hit.around or ("", "")
         if not is_hash_of(f"{before}\0{after}", hit.around_hash, self.hash_key):
