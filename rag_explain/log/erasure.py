@@ -29,14 +29,13 @@ def erase(path: str | os.PathLike[str], *, records: Collection[str] = (), docume
         head = summary(line)
         if head.id in unwanted:
             return None
-        return line if gone.isdisjoint(head.documents) else _without(Record.from_line(line), gone).to_line()
+        if gone.isdisjoint(head.documents):
+            return line
+        record = Record.from_line(line)
+        hits = tuple(_emptied(hit) if hit.id in gone else hit for hit in record.logged_hits)
+        return replace(record, answer=None, answer_hash=None, logged_hits=hits).to_line()
 
     return Folder(path).rewrite(change)
-
-
-def _without(record: Record, documents: frozenset[str]) -> Record:
-    hits = tuple(_emptied(hit) if hit.id in documents else hit for hit in record.logged_hits)
-    return replace(record, answer=None, answer_hash=None, logged_hits=hits)
 
 
 def _emptied(hit: LoggedHit) -> LoggedHit:

@@ -145,11 +145,8 @@ def _explained_again(explainers: Explainers, logged: LoggedExplanation, query: s
 
 
 def _differences(again: Explanation, logged: Explanation) -> str:
-    reasons = [
-        f"{name} is {getattr(again, name)!r}, was {getattr(logged, name)!r}"
-        for name in ("fingerprint", "method")
-        if getattr(again, name) != getattr(logged, name)
-    ]
+    names = [name for name in ("fingerprint", "method") if getattr(again, name) != getattr(logged, name)]
+    reasons = [f"{name} is {getattr(again, name)!r}, was {getattr(logged, name)!r}" for name in names]
     if again.settings != logged.settings:
         reasons.append(f"settings are {dict(again.settings)}, were {dict(logged.settings)}")
     return "; ".join(reasons)

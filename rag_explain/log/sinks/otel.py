@@ -70,15 +70,11 @@ class TraceExport:
         self._characters = content_characters
 
     def context(self) -> Context:
-        """Where the caller is on its trace; called on the caller's thread."""
         return otel_context.get_current()
 
     def export(self, record: Record, context: Context) -> None:
-        """One span for one record; called in the background, after the record was written."""
-        span = self._tracer.start_span(
-            "rag_explain.explanation", context, attributes=self.attributes(record), start_time=_nanoseconds(record)
-        )
-        span.end()
+        start, attributes = int(record.time.timestamp() * 1e9), self.attributes(record)
+        self._tracer.start_span("rag_explain.explanation", context, attributes=attributes, start_time=start).end()
 
     def attributes(self, record: Record) -> dict[str, AttributeValue]:
         """What stands on the span of a record."""
@@ -126,7 +122,3 @@ class TraceExport:
 
 def _json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()
-
-
-def _nanoseconds(record: Record) -> int:
-    return int(record.time.timestamp() * 1e9)
