@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rag_explain.errors import InvalidInput
 from rag_explain.log.files import Folder
-from rag_explain.log.record import MEASURED, LoggedHit, Record, summary
+from rag_explain.log.record import MEASURED, LoggedHit, Record, counted, summary
 
 ERASED = "erased"
 
@@ -32,8 +32,8 @@ def erase(path: str | os.PathLike[str], *, records: Collection[str] = (), docume
         if gone.isdisjoint(head.documents):
             return line
         record = Record.from_line(line)
-        hits = tuple(_emptied(hit) if hit.id in gone else hit for hit in record.logged_hits)
-        return replace(record, answer=None, answer_hash=None, logged_hits=hits).to_line()
+        hits = [_emptied(hit) if hit.id in gone else hit for hit in record.logged_hits]
+        return replace(record, answer=None, answer_hash=None, **counted(hits)).to_line()
 
     return Folder(path).rewrite(change)
 

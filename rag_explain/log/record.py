@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -132,30 +132,9 @@ class LoggedHit:
         return Hit(**own, handle=handle, around=self.around or ("", ""))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One record as a listing shows it."""
-
-    id: str
-    time: datetime
-    query: str | None
-    answer: str | None
-    documents: tuple[str, ...]
-    explained: int
-    dropped: int
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Record:
-    """One answer of a log. Texts are as they were written: masked, or None when not kept.
-
-    Attributes:
-        id: what `ExplanationLog.record` returned.
-        library: the version of rag_explain that wrote it.
-        dropped: how many records the process lost since its previous one.
-        metadata: the caller's own data about the answer.
-        logged_hits: the documents in the order they were recorded.
-    """
+    """What a listing shows of a record: all that stands before its hits."""
 
     id: str
     time: datetime
@@ -166,6 +145,17 @@ class Record:
     query_hash: str
     answer: str | None
     answer_hash: str | None
+    explained: int
+    documents: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Record(Summary):
+    """One answer of a log; docs/log-format.md describes the members.
+
+    Texts are as they were written: masked, or None when not kept. `logged_hits` has the order of recording.
+    """
+
     metadata: Mapping[str, Any]
     logged_hits: tuple[LoggedHit, ...]
 
@@ -175,7 +165,9 @@ class Record:
         if compute:
             with suppress(Exception):  # what one batch could not give is computed hit by hit, and each says why not
                 load(hit.handle for hit in pending.hits)
+        given = zip(pending.hits, pending.hit_metadata, strict=True)
         return cls(
+            **counted([LoggedHit.of(hit, metadata, pending.query, policy, compute) for hit, metadata in given]),
             id=pending.id,
             time=pending.time,
             library=__version__,
@@ -186,21 +178,7 @@ class Record:
             answer=policy.written(pending.answer),
             answer_hash=policy.hashed(pending.answer),
             metadata=mask(pending.metadata, policy.redact),
-            logged_hits=tuple(
-                LoggedHit.of(hit, metadata, pending.query, policy, compute)
-                for hit, metadata in zip(pending.hits, pending.hit_metadata, strict=True)
-            ),
         )
-
-    @property
-    def documents(self) -> tuple[str, ...]:
-        """The documents' ids in order."""
-        return tuple(hit.id for hit in self.logged_hits)
-
-    @property
-    def explained(self) -> int:
-        """How many hits have an explanation."""
-        return sum(hit.explanation is not None for hit in self.logged_hits)
 
     @cached_property
     def hits(self) -> Hits:
@@ -226,7 +204,7 @@ class Record:
         data = {
             "format": FORMAT,
             "version": VERSION,
-            **plain.fields_to_dict(self, _HEAD | _COUNTED),
+            **plain.fields_to_dict(self, _HEAD),
             "hits": [plain.fields_to_dict(hit, _HIT) for hit in self.logged_hits],
             "metadata": dict(self.metadata),
         }
@@ -243,10 +221,16 @@ class Record:
         return f"Record({self.id}, {self.time:%Y-%m-%dT%H:%M:%S}Z, {len(self.logged_hits)} hits)"
 
 
+def counted(hits: Sequence[LoggedHit]) -> dict[str, Any]:
+    """The members of a record that say what its hits are."""
+    ids, explained = tuple(hit.id for hit in hits), sum(hit.explanation is not None for hit in hits)
+    return {"explained": explained, "documents": ids, "logged_hits": tuple(hits)}
+
+
 def summary(line: bytes) -> Summary:
     """What stands before the hits of a line: enough for a listing, at a fraction of the cost."""
     at = line.find(_HITS)
-    return Summary(**_members(line if at < 0 else line[:at] + b"}", _SUMMARY))
+    return Summary(**_members(line if at < 0 else line[:at] + b"}", _HEAD))
 
 
 def whole(line: bytes) -> bool:
@@ -289,6 +273,4 @@ _BODY: dict[str, Any] = {
     "hits": (None, lambda hits, record: tuple(_read_hit(hit, record["query"]) for hit in hits)),
     "metadata": (None, None),
 }
-_HEAD = {name: row for name, row in table(Record, time=_TIME).items() if name not in ("metadata", "logged_hits")}
-_COUNTED: dict[str, Any] = {"explained": (None, None), "documents": (list, lambda ids, data: tuple(ids))}
-_SUMMARY = {item.name: (_HEAD | _COUNTED)[item.name] for item in fields(Summary)}
+_HEAD: dict[str, Any] = {**table(Summary, time=_TIME, documents=(list, lambda ids, data: tuple(ids)))}
