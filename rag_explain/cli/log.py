@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rag_explain.errors import InvalidInput, LogError
 from rag_explain.render.sentences import one_line
@@ -17,7 +17,7 @@ from rag_explain.render.sentences import one_line
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
     from rag_explain.log.diff import Move
-    from rag_explain.log.record import Record
+    from rag_explain.log.record import LoggedHit
     from rag_explain.log.verify import Explainers
     from rag_explain.results.explanation import Explanation
 
@@ -75,14 +75,9 @@ def _action(actions: Any, name: str, run: Any, about: str) -> argparse.ArgumentP
 def _list(arguments: argparse.Namespace) -> int:
     from rag_explain.log import summaries
 
-    found = [
-        summary
-        for summary in summaries(arguments.path)
-        if arguments.document is None or arguments.document in summary.documents
-    ]
-    if arguments.limit is not None:
-        found = found[max(0, len(found) - arguments.limit) :]
-    for summary in found:
+    wanted = arguments.document
+    found = [summary for summary in summaries(arguments.path) if wanted is None or wanted in summary.documents]
+    for summary in found if arguments.limit is None else found[max(0, len(found) - arguments.limit) :]:
         if arguments.json:
             print(json.dumps({**asdict(summary), "time": summary.time.isoformat()}))
             continue
@@ -104,16 +99,13 @@ def _show(arguments: argparse.Namespace) -> int:
     print(f"{record.id}  {record.time:%Y-%m-%d %H:%M:%S} UTC")
     print(f"query   {one_line(record.query, 300)}")
     print(f"answer  {one_line(record.answer, 300)}")
-    for index in range(len(record.logged_hits)):
-        for line in _hit_lines(record, index, arguments.pairs):
-            print(line)
+    for hit in record.logged_hits:
+        print("", *_hit_lines(hit, arguments.pairs), sep="\n")
     return 0
 
 
-def _hit_lines(record: Record, index: int, count: int) -> Iterator[str]:
-    hit = record.logged_hits[index]
+def _hit_lines(hit: LoggedHit, count: int) -> Iterator[str]:
     score = "no score" if hit.score is None else f"{hit.score:.4f}"
-    yield ""
     name = one_line(hit.id, 80) or "(erased)"
     yield f"{hit.rank}. {name}  {one_line(hit.metric, 40)} {score}  {one_line(hit.text, 80)}"
     why = hit.explanation
@@ -125,11 +117,9 @@ def _hit_lines(record: Record, index: int, count: int) -> Iterator[str]:
     yield f"   {why.outline.method}, {one_line(why.outline.model, 80)}: {figures}"
     if why.outline.surrogate:
         yield f"   explained instead: {one_line(why.outline.surrogate, 300)}"
-    for pair in record.pairs(index)[:count]:
-        left, right = (
-            one_line(token.label or f"[{token.start}:{token.end}]", 40) for token in (pair.query, pair.document)
-        )
-        yield f"   {pair.value:+.4f}  {pair.share:6.1%} of |pairs|  {left} ~ {right}"
+    for pair in why.pairs[:count]:
+        sides = (one_line(token.label or f"[{token.start}:{token.end}]", 40) for token in (pair.query, pair.document))
+        yield f"   {pair.value:+.4f}  {pair.share:6.1%} of |pairs|  {' ~ '.join(sides)}"
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -143,20 +133,16 @@ def _export(arguments: argparse.Namespace) -> int:
         if arguments.output is None:
             sys.stdout.write(page)
         return 0
+    lines = (record.to_json() + "\n" for record in found)
     if arguments.output is None:
-        _write_lines(found, sys.stdout)
+        sys.stdout.writelines(lines)
         return 0
     try:
         with Path(arguments.output).open("w", encoding="utf-8") as file:
-            _write_lines(found, file)
+            file.writelines(lines)
     except OSError as error:
         raise LogError(f"{arguments.output} cannot be written: {error.strerror}") from error
     return 0
-
-
-def _write_lines(found: Iterator[Record], file: TextIO) -> None:
-    for record in found:
-        file.write(record.to_json() + "\n")
 
 
 # ---------------------------------------------------------------------- verify, diff, erase
@@ -189,24 +175,18 @@ def _explainers(model: str | None, device: str | None) -> Explainers:
     made: dict[str, Explainer] = {}
 
     def explainer(logged: Explanation) -> Explainer:
-        name = model or logged.model
-        key = json.dumps([name, logged.method, dict(logged.settings)], sort_keys=True)
+        from transformers.utils import logging
+
+        from rag_explain.explainer import Explainer
+
+        logging.disable_progress_bar()
+        name, settings = model or logged.model, dict(logged.settings)
+        key = json.dumps([name, logged.method, settings], sort_keys=True)
         if key not in made:
-            made[key] = _make(name, logged, device)
+            made[key] = Explainer(name, logged.method, device=device, **settings)  # settings are options by name
         return made[key]
 
     return explainer
-
-
-def _make(name: str, logged: Explanation, device: str | None) -> Explainer:
-    from transformers.utils import logging
-
-    from rag_explain.explainer import Explainer
-
-    logging.disable_progress_bar()
-    settings = dict(logged.settings)
-    layer = settings.pop("layer", None)
-    return Explainer(name, logged.method, layer=layer, device=device, **settings)  # settings are options by name
 
 
 def _read_documents(path: str | None) -> dict[str, str]:
@@ -245,34 +225,25 @@ def _diff(arguments: argparse.Namespace) -> int:
         if move.query != query:
             query = move.query
             print(f"\n{one_line(query, 100)}")
-        ranks = f"{_rank(move.rank_before)} -> {_rank(move.rank_after)}"
-        print(f"  {one_line(move.document, 80)}: {ranks}{_scores(move)}{_note(move)}")
-        for pair in move.pairs:
-            values = f"{_value(pair.before)} -> {_value(pair.after)}"
-            print(f"    {pair.change:+.4f}  {one_line(pair.query, 40)} ~ {one_line(pair.document, 40)}  ({values})")
+        print(*_move_lines(move), sep="\n")
     if not arguments.json:
         print(f"\n{moved} of {compared} documents moved")
     return 0
 
 
-def _rank(rank: int | None) -> str:
-    return "not retrieved" if rank is None else f"rank {rank}"
+def _move_lines(move: Move) -> Iterator[str]:
+    ranks = _both("rank {}", move.rank_before, move.rank_after, "not retrieved")
+    is_scored = move.score_before is not None and move.score_after is not None
+    scores = ", " + _both("{:.4f}", move.score_before, move.score_after) if is_scored else ""
+    note = ", the text has changed" if move.same_text is False else ""
+    yield f"  {one_line(move.document, 80)}: {ranks}{scores}{note}"
+    for pair in move.pairs:
+        values = _both("{:+.4f}", pair.before, pair.after, "not kept")
+        yield f"    {pair.change:+.4f}  {one_line(pair.query, 40)} ~ {one_line(pair.document, 40)}  ({values})"
 
 
-def _scores(move: Move) -> str:
-    return (
-        ""
-        if move.score_before is None or move.score_after is None
-        else f", {move.score_before:.4f} -> {move.score_after:.4f}"
-    )
-
-
-def _note(move: Move) -> str:
-    return ", the text has changed" if move.same_text is False else ""
-
-
-def _value(value: float | None) -> str:
-    return "not kept" if value is None else f"{value:+.4f}"
+def _both(form: str, before: float | None, after: float | None, missing: str = "") -> str:
+    return " -> ".join(missing if value is None else form.format(value) for value in (before, after))
 
 
 def _erase(arguments: argparse.Namespace) -> int:

@@ -8,15 +8,5 @@ from rag_explain.log.record import Record, Summary
 from rag_explain.log.redaction import Redactor, patterns
 from rag_explain.log.writer import Counts, ExplanationLog
 
-__all__ = [
-    "Counts",
-    "ExplanationLog",
-    "Record",
-    "Redactor",
-    "Summary",
-    "erase",
-    "find",
-    "patterns",
-    "records",
-    "summaries",
-]
+__all__ = ["Counts", "ExplanationLog", "Record", "Redactor", "Summary"]
+__all__ += ["erase", "find", "patterns", "records", "summaries"]

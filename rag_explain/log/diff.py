@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from rag_explain.log.compact import cells
+from rag_explain.log.compact import LoggedExplanation, all_cells, cells
 from rag_explain.log.reader import records
 from rag_explain.log.record import LoggedHit, Record
 
@@ -63,63 +62,42 @@ def _last(path: str | os.PathLike[str]) -> dict[str, Record]:
     return {record.query_hash: record for record in records(path)}
 
 
-class _RankedHit(NamedTuple):
-    """A hit, and the words that it was retrieved with."""
-
-    hit: LoggedHit
-    query: str | None
-
-    def cells(self) -> dict[tuple[int, ...], float]:
-        """Pairs by their offsets: all of them where the matrix and the texts were kept, else the strongest."""
-        logged = self.hit.explanation
-        if logged is None:
-            return {}
-        if logged.matrix is None or self.query is None or self.hit.text is None:
-            return {pair[0:4]: pair.value for pair in logged.pairs}
-        return cells(logged.explanation(self.query, self.hit.text).grouped(logged.outline.unit))
-
-
 def _moves(before: Record, after: Record, top: int) -> Iterator[Move]:
-    old, new = _by_document(before), _by_document(after)
-    query = after.query or before.query or after.query_hash
-    for document in [*new, *(key for key in old if key not in new)]:
+    old, new = ({hit.id: hit for hit in record.logged_hits if hit.id} for record in (before, after))
+    for document in new | old:
         a, b = old.get(document), new.get(document)
-        same = _same_text(a, b)
+        same = a.text_hash == b.text_hash if a and b and a.text_hash and b.text_hash else None
         yield Move(
-            query=query,
+            query=after.query or before.query or after.query_hash,
             document=document,
-            rank_before=None if a is None else a.hit.rank,
-            rank_after=None if b is None else b.hit.rank,
-            score_before=None if a is None else a.hit.score,
-            score_after=None if b is None else b.hit.score,
+            rank_before=None if a is None else a.rank,
+            rank_after=None if b is None else b.rank,
+            score_before=None if a is None else a.score,
+            score_after=None if b is None else b.score,
             same_text=same,
             pairs=tuple(_pair_shifts(a, b))[:top] if a and b and same else (),
         )
 
 
-def _by_document(record: Record) -> dict[str, _RankedHit]:
-    hits = (_RankedHit(hit, record.asked(index)) for index, hit in enumerate(record.logged_hits))
-    return {ranked.hit.id: ranked for ranked in hits if ranked.hit.id}
-
-
-def _same_text(a: _RankedHit | None, b: _RankedHit | None) -> bool | None:
-    if a is None or b is None or a.hit.text_hash is None or b.hit.text_hash is None:
-        return None
-    return a.hit.text_hash == b.hit.text_hash
-
-
-def _pair_shifts(a: _RankedHit, b: _RankedHit) -> list[PairShift]:
+def _pair_shifts(a: LoggedHit, b: LoggedHit) -> list[PairShift]:
     """Strongest change first; none where the pairs are of other words."""
-    old, new = a.hit.explanation, b.hit.explanation
-    if old is None or new is None or a.hit.query_hash != b.hit.query_hash or old.outline.unit != new.outline.unit:
+    old, new = a.explanation, b.explanation
+    if old is None or new is None or a.query_hash != b.query_hash or old.outline.unit != new.outline.unit:
         return []
-    query, document = b.query or a.query, b.hit.text or a.hit.text
-    before, after = a.cells(), b.cells()
+    query, document = new.outline.query or old.outline.query, b.text or a.text
+    before, after = _cells(old), _cells(new)
     shifts = [
         PairShift(_piece(query, *cell[:2]), _piece(document, *cell[2:]), before.get(cell), after.get(cell))
         for cell in before.keys() | after.keys()
     ]
     return sorted(shifts, key=lambda shift: (-abs(shift.change), shift.query, shift.document))
+
+
+def _cells(logged: LoggedExplanation) -> dict[tuple[int, ...], float]:
+    """All pairs where the matrix and the texts were kept, else the strongest."""
+    if logged.matrix is None or logged.outline.query is None or logged.outline.document is None:
+        return cells(logged.pairs)
+    return all_cells(logged.explanation().grouped(logged.outline.unit))
 
 
 def _piece(text: str | None, start: int, end: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rag_explain.errors import InvalidInput
 from rag_explain.log.files import Folder
-from rag_explain.log.record import LoggedHit, Record, summary
+from rag_explain.log.record import MEASURED, LoggedHit, Record, counted, summary
 
 ERASED = "erased"
 
@@ -29,17 +29,15 @@ def erase(path: str | os.PathLike[str], *, records: Collection[str] = (), docume
         head = summary(line)
         if head.id in unwanted:
             return None
-        return line if gone.isdisjoint(head.documents) else _without(Record.from_line(line), gone).to_line()
+        if gone.isdisjoint(head.documents):
+            return line
+        record = Record.from_line(line)
+        hits = [_emptied(hit) if hit.id in gone else hit for hit in record.logged_hits]
+        return replace(record, answer=None, answer_hash=None, **counted(hits)).to_line()
 
     return Folder(path).rewrite(change)
 
 
-def _without(record: Record, documents: frozenset[str]) -> Record:
-    hits = tuple(_emptied(hit) if hit.id in documents else hit for hit in record.logged_hits)
-    return replace(record, answer=None, answer_hash=None, logged_hits=hits)
-
-
 def _emptied(hit: LoggedHit) -> LoggedHit:
     """Built anew from what may stay, so that a member that is added later is not kept by mistake."""
-    kept = {name: getattr(hit, name) for name in ("rank", "score", "metric", "similarity", "gap")}
-    return LoggedHit(id="", status="skipped", reason=ERASED, **kept)
+    return LoggedHit(id="", status="skipped", reason=ERASED, **{name: getattr(hit, name) for name in MEASURED})

@@ -1,9 +1,5 @@
 """The folder of a log: one file that grows, sealed ones beside it, and a lock that keeps writers apart.
 
-    log.jsonl                                    the file that grows
-    log-20261116T030000.123456Z-1a2b.jsonl.gz    sealed: it is never appended to again
-    log.lock                                     held while appending, sealing and erasing
-
 An append is one write at the end, synced. One that fails is cut off again; one that was killed leaves a piece of a
 line, which its digest gives away (see `record.whole`), and the next append starts on a new line. Sealing, compressing
 and erasing write a new file, sync it and rename it: at every moment each record is there exactly once, or erased.
@@ -19,7 +15,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -29,19 +25,13 @@ from rag_explain.errors import FormatError, LogError
 from rag_explain.log.record import summary, whole
 
 _LOGGER = logging.getLogger("rag_explain.log")
-_CURRENT = "log.jsonl"
-_TIME = "%Y%m%dT%H%M%S.%fZ"
+_SEALED_AT = "log-%Y%m%dT%H%M%S.%fZ"  # how the name of a sealed file begins: names sort by time
 _LOCK_SECONDS = 30.0
 _LOCK_POLL_SECONDS = 0.005
-_CHUNK = 1 << 20
 
 
 class Folder:
-    """Where a log lives; `ExplanationLog` explains the settings.
-
-    Args:
-        path: a folder (made when something is written), or one `.jsonl` or `.jsonl.gz` file, which can only be read.
-    """
+    """Where a log lives; `ExplanationLog` explains the settings. One file of a log can be read, but not written."""
 
     def __init__(
         self,
@@ -52,28 +42,20 @@ class Folder:
         retention: timedelta | None = None,
     ) -> None:
         self.path = Path(path)
+        self.current = self.path / "log.jsonl"  # the file that grows
         self.max_bytes = max_bytes
         self.max_age = max_age
         self.retention = retention
-
-    @property
-    def current(self) -> Path:
-        """The file that grows."""
-        return self.path / _CURRENT
 
     # ------------------------------------------------------------------ writing
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Add whole records at the end, all or none, on disk when this returns."""
         data = b"".join(line + b"\n" for line in lines)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._locked():
-                if self._is_full(len(data)):
-                    self._seal()
-                self._write(data)
-        except OSError as error:
-            raise LogError(f"the log {self.path} cannot be written: {error.strerror or error}") from error
+        with self._locked("written"):
+            if self._is_full(len(data)):
+                self._seal()
+            self._write(data)
 
     def _write(self, data: bytes) -> None:
         is_new = not self.current.exists()
@@ -95,23 +77,18 @@ class Folder:
             _sync_folder(self.path)
 
     def _is_full(self, coming: int) -> bool:
-        try:
-            size = self.current.stat().st_size
-        except FileNotFoundError:
+        if not self.current.exists() or (size := self.current.stat().st_size) == 0:
             return False
-        return size > 0 and (size + coming > self.max_bytes or self._is_old())
-
-    def _is_old(self) -> bool:
-        if self.max_age is None:
-            return False
+        if self.max_age is None or size + coming > self.max_bytes:
+            return size + coming > self.max_bytes
         with self.current.open("rb") as file:
             first = next((line for line in _complete(file) if whole(line)), None)
         return first is not None and datetime.now(UTC) - summary(first).time > self.max_age
 
     def _seal(self) -> None:
         """Rename the growing file and compress it; a crash in between leaves a readable file."""
-        name = f"log-{datetime.now(UTC).strftime(_TIME)}-{secrets.token_hex(2)}.jsonl"
-        self.current.rename(self.path / name)
+        name = datetime.now(UTC).strftime(_SEALED_AT)
+        self.current.rename(self.path / f"{name}-{secrets.token_hex(2)}.jsonl")
         _sync_folder(self.path)
         try:
             self._tidy()
@@ -125,12 +102,12 @@ class Folder:
             packed = _packed(plain)
             if not packed.exists():
                 with plain.open("rb") as file:
-                    _replace(packed, iter(lambda: file.read(_CHUNK), b""))
+                    _replace(packed, file)
             plain.unlink()
         if self.retention is not None:
-            limit = (datetime.now(UTC) - self.retention).strftime(_TIME)
+            limit = (datetime.now(UTC) - self.retention).strftime(_SEALED_AT)
             for packed in self.path.glob("log-*.jsonl.gz"):
-                if packed.name[len("log-") :] < limit:
+                if packed.name < limit:
                     packed.unlink()
         _sync_folder(self.path)
 
@@ -138,25 +115,22 @@ class Folder:
         """Pass every record through `change`; None removes it. How many were changed. Lines that are no record go."""
         if not self.path.is_dir():
             raise LogError(f"{self.path} is not the folder of a log: only there can records be erased")
-        changed = 0
-        try:
-            with self._locked():
-                self._tidy()
-                for path in [*map(_packed, self._sealed()), self.current]:
-                    if path.exists():
-                        changed += _rewrite(path, change)
-        except OSError as error:
-            raise LogError(f"the log {self.path} cannot be rewritten: {error.strerror or error}") from error
-        return changed
+        with self._locked("rewritten"):
+            self._tidy()
+            paths = [*map(_packed, self._sealed()), self.current]
+            return sum(_rewrite(path, change) for path in paths if path.exists())
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, done: str) -> Iterator[None]:
         """The only writer. A new lock object each time: a forked process must not inherit a held one."""
         try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             with FileLock(self.path / "log.lock", mode=0o600).acquire(_LOCK_SECONDS, _LOCK_POLL_SECONDS):
                 yield
         except Timeout:
             raise LogError(f"another process has held the log {self.path} for {_LOCK_SECONDS:.0f} s") from None
+        except OSError as error:
+            raise LogError(f"the log {self.path} cannot be {done}: {error.strerror or error}") from error
 
     # ------------------------------------------------------------------ reading
 
@@ -165,17 +139,15 @@ class Folder:
 
         `since` leaves out the sealed files that cannot hold anything recorded at that time or later.
         """
-        if self.path.is_file():
-            with _opened(self.path) as file:
-                yield from _complete(file)
-            return
-        if not self.path.is_dir():
+        if not self.path.exists():
             raise LogError(f"there is no log at {self.path}")
-        sealed, current = self._snapshot()
+        sealed, current = self._snapshot() if self.path.is_dir() else ([], _opened(self.path))
         with current:
             for path in sealed:
-                if since is None or path.name[len("log-") :] >= since.strftime(_TIME):
-                    with _opened_sealed(path) as file:
+                if since is None or path.name >= since.strftime(_SEALED_AT):
+                    # The compressed file is there before the plain one goes: a third look finds what was compressed
+                    # after the first. Retention may have deleted both.
+                    with _opened(_packed(path), path, _packed(path)) as file:
                         yield from _complete(file)
             yield from _complete(current)
 
@@ -187,10 +159,7 @@ class Folder:
         """
         while True:
             sealed = self._sealed()
-            try:
-                current: io.BufferedIOBase = self.current.open("rb")
-            except FileNotFoundError:
-                current = io.BytesIO()
+            current = _opened(self.current)
             if self._sealed() == sealed:
                 return sealed, current
             current.close()
@@ -210,57 +179,35 @@ def _private(path: str, flags: int) -> int:
 
 
 def _rewrite(path: Path, change: Callable[[bytes], bytes | None]) -> int:
-    """How many records changed. The old file is replaced by a synced new one, or left alone.
-
-    Pieces of killed writes go too, since what was to be erased may stand in one.
-    """
-    kept: list[bytes] = []
-    changed = pieces = 0
+    """How many records changed. Pieces of killed writes go too, since what was to be erased may stand in one."""
     with _opened(path) as file:
-        for raw in file:
-            line = raw.removesuffix(b"\n")
-            if line == raw or not whole(line):
-                pieces += 1
-                continue
-            new = change(line)
-            changed += new != line
-            if new is not None:
-                kept.append(new + b"\n")
-    if changed or pieces:
+        lines = file.readlines()
+    old = [line[:-1] for line in lines if line.endswith(b"\n") and whole(line[:-1])]
+    new = [change(line) for line in old]
+    kept = [line + b"\n" for line in new if line is not None]
+    if kept != lines:
         _replace(path, kept)
-    return changed
+    return sum(before != after for before, after in zip(old, new, strict=True))
 
 
 def _replace(path: Path, chunks: Iterable[bytes]) -> None:
     """Write beside, sync, rename."""
     beside = path.with_name(path.name + ".tmp")
     with open(beside, "wb", opener=_private) as raw:
-        if path.suffix == ".gz":
-            with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
-                for chunk in chunks:
-                    packed.write(chunk)
-        else:
-            raw.writelines(chunks)
+        is_packed = path.suffix == ".gz"
+        with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if is_packed else nullcontext(raw) as file:
+            file.writelines(chunks)
         raw.flush()
         os.fsync(raw.fileno())
     beside.replace(path)
     _sync_folder(path.parent)
 
 
-def _opened(path: Path) -> io.BufferedIOBase:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
-def _opened_sealed(path: Path) -> io.BufferedIOBase:
-    """A sealed file, compressed or not; empty where retention has deleted it since the folder was listed.
-
-    The compressed file is there before the plain one goes, so a third look finds what was compressed after the first.
-    """
-    for existing in (_packed(path), path, _packed(path)):
-        try:
-            return _opened(existing)
-        except FileNotFoundError:
-            continue
+def _opened(*paths: Path) -> io.BufferedIOBase:
+    """The first of these files that exists; an empty one where none does."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
     return io.BytesIO()
 
 
@@ -275,11 +222,10 @@ def _complete(file: io.BufferedIOBase) -> Iterator[bytes]:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make a rename last through a crash. Windows can sync no folders."""
-    if os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Make a rename last through a crash."""
+    if os.name != "nt":  # Windows can sync no folders
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

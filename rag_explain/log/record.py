@@ -1,7 +1,7 @@
 """The record: one answer, the documents it came from and why they were found, as one line of JSON.
 
-The format is described in docs/log-format.md and versioned here. A line ends in a digest of all that stands before it,
-so that half a line, or a damaged one, is never taken for a record.
+docs/log-format.md describes the format. A line ends in a digest of all that stands before it, so that half a line, or a
+damaged one, is never taken for a record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -21,24 +21,24 @@ from typing import Any
 from rag_explain import __version__
 from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.log.compact import LoggedExplanation, table
-from rag_explain.log.redaction import Policy, Texts, digest, mask, mask_all
+from rag_explain.log.redaction import Policy, Texts, digest, mask
+from rag_explain.results import serialization as plain
 from rag_explain.results.deferred import Deferred, Status, load
 from rag_explain.results.explanation import Pair
 from rag_explain.results.hits import Hit, Hits
-from rag_explain.results.serialization import (
-    FieldTable,
-    fields_from_dict,
-    fields_to_dict,
-    read_fields,
-    to_json,
-    to_plain,
-)
 
 FORMAT, VERSION = "rag_explain.log", 2
 _DIGEST_BYTES = 8
 _CHECK = re.compile(rb',"check":"([0-9a-f]{%d})"\}$' % (2 * _DIGEST_BYTES))
 _CHECK_LENGTH = len(',"check":""}') + 2 * _DIGEST_BYTES
 _HITS = b',"hits":['
+# What the search said of a hit. It stays when the document is erased.
+MEASURED = ("rank", "score", "metric", "similarity", "gap")
+
+
+def new_id() -> str:
+    """32 hexadecimal digits: 12 of the time in milliseconds, so that ids sort by time, and 20 at random."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 @dataclass
@@ -50,7 +50,7 @@ class PendingRecord:
     hits: Sequence[Hit] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     context: Any = None  # for the export: where the caller was
-    id: str = field(default_factory=lambda: new_id())
+    id: str = field(default_factory=new_id)
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
@@ -64,15 +64,9 @@ class PendingRecord:
         self.metadata = _copy(self.metadata)
 
 
-def new_id() -> str:
-    """32 hexadecimal digits: 12 of the time in milliseconds, so that ids sort by time, and 20 at random."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
-
-
-def _copy(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        copy: Mapping[str, Any] = to_plain(metadata)
-        return copy
+        return dict(plain.to_plain(metadata))
     except Exception as error:  # an object in it that cannot be shown, or that holds itself: not worth an answer
         return {"unreadable": type(error).__name__}
 
@@ -82,7 +76,6 @@ class LoggedHit:
     """One retrieved document as a record holds it. Texts are as they were written: masked, or None when not kept.
 
     Attributes:
-        similarity, gap: the exact similarity, and how far the index's score is from it; None where unknown.
         query, query_hash: what the retriever was asked, where a chain rewrote the record's query; else None.
         around, around_hash: what was embedded before and after the text; the hash is of both with a zero byte between.
     """
@@ -113,31 +106,25 @@ class LoggedHit:
         text = hit.text if why is None or why.document is None else why.document
         rewritten = None if asked == query else asked
         shown = policy.written(text)
-        before, after = hit.around
-        around = before or after
+        around = hit.around if any(hit.around) else None
+        reason = hit.reason if hit.reason is None or policy.keep_text else hit.reason.split(":")[0]
         return cls(
-            id=hit.id,
-            rank=hit.rank,
-            score=to_plain(hit.score),
-            metric=hit.metric,
-            similarity=to_plain(hit.similarity),
-            gap=to_plain(hit.gap),
-            status=hit.status,
-            reason=_reason(hit, policy),
+            **{name: plain.to_plain(getattr(hit, name)) for name in ("id", "status", *MEASURED)},
+            reason=mask(reason, policy.redact),  # what follows the kind of an error may quote the text
             text=shown,
             text_hash=policy.hashed(text),
             query=policy.written(rewritten),
             query_hash=policy.hashed(rewritten),
-            around=(mask(before, policy.redact), mask(after, policy.redact)) if around and policy.keep_text else None,
-            around_hash=policy.hashed(f"{before}\0{after}") if around else None,
-            metadata=mask_all(metadata, policy.redact) if policy.keep_text else {},
+            around=policy.written(around),
+            around_hash=None if around is None else policy.hashed("\0".join(around)),
+            metadata=policy.written(metadata) or {},
             explanation=None if why is None else LoggedExplanation.of(why, policy, policy.written(asked), shown),
         )
 
-    def hit(self, query: str | None) -> Hit:
+    def hit(self) -> Hit:
         """The hit as the search returned it, with its explanation as far as it was kept."""
         if self.explanation is not None:
-            handle = Deferred.ready(self.explanation.explanation(query, self.text))
+            handle = Deferred.ready(self.explanation.explanation())
         else:
             status: Status = "failed" if self.status == "failed" else "skipped"
             handle = Deferred(None, status=status, reason=self.reason or "it was not computed when it was logged")
@@ -145,38 +132,9 @@ class LoggedHit:
         return Hit(**own, handle=handle, around=self.around or ("", ""))
 
 
-def _reason(hit: Hit, policy: Policy) -> str | None:
-    if hit.reason is None or policy.keep_text:
-        return policy.written(hit.reason)
-    return hit.reason.split(":")[0]  # an error message may quote the text
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One record as a listing shows it."""
-
-    id: str
-    time: datetime
-    query: str | None
-    answer: str | None
-    documents: tuple[str, ...]
-    explained: int
-    dropped: int
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Record:
-    """One answer of a log. Texts are as they were written: masked, or None when not kept.
-
-    Attributes:
-        id: what `ExplanationLog.record` returned.
-        time: when the answer was recorded, in UTC.
-        library: the version of rag_explain that wrote it.
-        texts: what happened to the texts: "kept", "redacted" or "none".
-        dropped: how many records the process lost since its previous one.
-        metadata: the caller's own data about the answer.
-        logged_hits: the documents in the order they were recorded.
-    """
+    """What a listing shows of a record: all that stands before its hits."""
 
     id: str
     time: datetime
@@ -187,6 +145,17 @@ class Record:
     query_hash: str
     answer: str | None
     answer_hash: str | None
+    explained: int
+    documents: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Record(Summary):
+    """One answer of a log; docs/log-format.md describes the members.
+
+    Texts are as they were written: masked, or None when not kept. `logged_hits` has the order of recording.
+    """
+
     metadata: Mapping[str, Any]
     logged_hits: tuple[LoggedHit, ...]
 
@@ -196,7 +165,9 @@ class Record:
         if compute:
             with suppress(Exception):  # what one batch could not give is computed hit by hit, and each says why not
                 load(hit.handle for hit in pending.hits)
+        given = zip(pending.hits, pending.hit_metadata, strict=True)
         return cls(
+            **counted([LoggedHit.of(hit, metadata, pending.query, policy, compute) for hit, metadata in given]),
             id=pending.id,
             time=pending.time,
             library=__version__,
@@ -206,41 +177,23 @@ class Record:
             query_hash=digest(pending.query, policy.hash_key),
             answer=policy.written(pending.answer),
             answer_hash=policy.hashed(pending.answer),
-            metadata=mask_all(pending.metadata, policy.redact),
-            logged_hits=tuple(
-                LoggedHit.of(hit, metadata, pending.query, policy, compute)
-                for hit, metadata in zip(pending.hits, pending.hit_metadata, strict=True)
-            ),
+            metadata=mask(pending.metadata, policy.redact),
         )
-
-    @property
-    def documents(self) -> tuple[str, ...]:
-        """The documents' ids in order."""
-        return tuple(hit.id for hit in self.logged_hits)
-
-    @property
-    def explained(self) -> int:
-        """How many hits have an explanation."""
-        return sum(hit.explanation is not None for hit in self.logged_hits)
 
     @cached_property
     def hits(self) -> Hits:
         """The documents as a search returns them, with their explanations."""
-        return Hits(hit.hit(self.asked(index)) for index, hit in enumerate(self.logged_hits))
+        return Hits(hit.hit() for hit in self.logged_hits)
 
-    def pairs(self, index: int) -> list[Pair]:
+    def pairs(self, index: int) -> Sequence[Pair]:
         """The strongest pairs of hit `index`, with their shares among all pairs; none where it has no explanation."""
-        hit = self.logged_hits[index]
-        return [] if hit.explanation is None else hit.explanation.top_pairs(self.asked(index), hit.text)
+        why = self.logged_hits[index].explanation
+        return () if why is None else why.pairs
 
     def asked(self, index: int) -> str | None:
         """The words that hit `index` was retrieved with: the query, unless a chain rewrote it."""
         hit = self.logged_hits[index]
         return self.query if hit.query_hash is None else hit.query
-
-    def asked_hash(self, index: int) -> str:
-        """The hash of those words."""
-        return self.logged_hits[index].query_hash or self.query_hash
 
     def to_json(self) -> str:
         """The line that the record is."""
@@ -251,31 +204,33 @@ class Record:
         data = {
             "format": FORMAT,
             "version": VERSION,
-            **fields_to_dict(self, {**_HEAD, **_COUNTED}),
-            # A listing reads no further than this: what stands above is all it needs.
-            "hits": [fields_to_dict(hit, _HIT) for hit in self.logged_hits],
+            **plain.fields_to_dict(self, _HEAD),
+            "hits": [plain.fields_to_dict(hit, _HIT) for hit in self.logged_hits],
             "metadata": dict(self.metadata),
         }
-        body = to_json(data, compact=True).encode()[:-1]
+        body = plain.to_json(data, compact=True).encode()[:-1]
         return body + f',"check":"{_check(body)}"}}'.encode()
 
     @classmethod
     def from_line(cls, line: bytes) -> Record:
         """The record of a line that is `whole`."""
-        data = _parsed(line)
-        head = fields_from_dict(data, _HEAD, FORMAT, VERSION, "a log record")
-        body = read_fields(data, _BODY, "a log record")
-        return cls(**head, metadata=body["metadata"], logged_hits=body["hits"])
+        members = _members(line, _HEAD | _BODY)
+        return cls(logged_hits=members.pop("hits"), **members)
 
     def __repr__(self) -> str:
         return f"Record({self.id}, {self.time:%Y-%m-%dT%H:%M:%S}Z, {len(self.logged_hits)} hits)"
 
 
+def counted(hits: Sequence[LoggedHit]) -> dict[str, Any]:
+    """The members of a record that say what its hits are."""
+    ids, explained = tuple(hit.id for hit in hits), sum(hit.explanation is not None for hit in hits)
+    return {"explained": explained, "documents": ids, "logged_hits": tuple(hits)}
+
+
 def summary(line: bytes) -> Summary:
     """What stands before the hits of a line: enough for a listing, at a fraction of the cost."""
     at = line.find(_HITS)
-    data = _parsed(line if at < 0 else line[:at] + b"}")
-    return Summary(**fields_from_dict(data, _SUMMARY, FORMAT, VERSION, "a log record"))
+    return Summary(**_members(line if at < 0 else line[:at] + b"}", _HEAD))
 
 
 def whole(line: bytes) -> bool:
@@ -288,30 +243,34 @@ def _check(body: bytes) -> str:
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _parsed(raw: bytes) -> Any:
+def _members(raw: bytes, rows: plain.FieldTable) -> dict[str, Any]:
     try:
-        return json.loads(raw)
+        data = json.loads(raw)
     except ValueError as error:
         raise FormatError(f"this is not a log record: {error}") from error
+    return plain.fields_from_dict(data, rows, FORMAT, VERSION, "a log record")
+
+
+def _read_hit(hit: Mapping[str, Any], query: str | None) -> LoggedHit:
+    asked = query if hit["query_hash"] is None else hit["query"]
+    return LoggedHit(**plain.read_fields({**hit, "asked": asked}, _HIT, "a hit of a record"))
 
 
 # How members are written and read back. A record's hits stand after all that a listing needs.
 _HIT = table(
     LoggedHit,
-    around=(list, lambda parts, data: tuple(parts)),
-    explanation=(LoggedExplanation.to_dict, lambda plain, data: LoggedExplanation.from_dict(plain)),
-)
-_RECORD = table(
-    Record,
-    time=(
-        lambda when: when.isoformat(timespec="microseconds").replace("+00:00", "Z"),
-        lambda text, data: datetime.fromisoformat(text),
+    around=(list, lambda parts, hit: tuple(parts)),
+    explanation=(
+        LoggedExplanation.to_dict,
+        lambda why, hit: LoggedExplanation.from_dict(why, hit["asked"], hit["text"]),
     ),
 )
-_BODY: FieldTable = {
-    "hits": (None, lambda hits, data: tuple(LoggedHit(**read_fields(hit, _HIT, "a hit of a record")) for hit in hits)),
+_TIME: tuple[plain.Write, plain.Read] = (
+    lambda when: when.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+    lambda text, data: datetime.fromisoformat(text),
+)
+_BODY: dict[str, Any] = {
+    "hits": (None, lambda hits, record: tuple(_read_hit(hit, record["query"]) for hit in hits)),
     "metadata": (None, None),
 }
-_HEAD: FieldTable = {name: row for name, row in _RECORD.items() if name not in ("metadata", "logged_hits")}
-_COUNTED: FieldTable = {"explained": (None, None), "documents": (list, lambda ids, data: tuple(ids))}
-_SUMMARY: FieldTable = {item.name: {**_HEAD, **_COUNTED}[item.name] for item in fields(Summary)}
+_HEAD: dict[str, Any] = {**table(Summary, time=_TIME, documents=(list, lambda ids, data: tuple(ids)))}

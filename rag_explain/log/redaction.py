@@ -9,12 +9,13 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import regex
 
 from rag_explain.errors import InvalidInput
 
+T = TypeVar("T")
 Span = tuple[int, int]
 Redactor = Callable[[str], Iterable[Span]]
 """Takes a text and gives the `(start, end)` spans of it that must not be written."""
@@ -40,20 +41,16 @@ class Policy:
         if self.top < 0:
             raise InvalidInput(f"top must be 0 or more pairs, not {self.top}")
         if self.hash_key is not None and len(self.hash_key) < 16:
-            raise InvalidInput(
-                "hash_key must have at least 16 bytes, or it can be guessed: use secrets.token_bytes(32)"
-            )
+            raise InvalidInput("hash_key needs at least 16 bytes, or it can be guessed: use secrets.token_bytes(32)")
 
     @property
     def texts(self) -> Texts:
         """What happens to the texts of a record under this policy."""
-        if not self.keep_text:
-            return "none"
-        return "kept" if self.redact is None else "redacted"
+        return "none" if not self.keep_text else "kept" if self.redact is None else "redacted"
 
-    def written(self, text: str | None) -> str | None:
-        """The text as it stands in the record; None where texts are not kept."""
-        return mask(text, self.redact) if self.keep_text and text is not None else None
+    def written(self, value: T) -> T | None:
+        """A text, or plain data with texts in it, as it stands in the record; None where texts are not kept."""
+        return mask(value, self.redact) if self.keep_text else None
 
     def hashed(self, text: str | None) -> str | None:
         """The hash of the text as it was before redaction."""
@@ -78,29 +75,27 @@ def patterns(*expressions: str) -> Redactor:
     return redact
 
 
-def mask(text: str, redact: Redactor | None) -> str:
-    """`text` with every redacted character replaced by one █."""
+def mask(value: T, redact: Redactor | None) -> T:
+    """Plain data with every redacted character of every string replaced by one █; keys are left alone."""
+    masked: Any = value
     if redact is None:
-        return text
+        return value
+    if isinstance(value, str):
+        masked = _mask_text(value, redact)
+    elif isinstance(value, Mapping):
+        masked = {key: mask(item, redact) for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        masked = type(value)(mask(item, redact) for item in value)
+    return masked  # type: ignore[no-any-return]  # of the same type as `value`
+
+
+def _mask_text(text: str, redact: Redactor) -> str:
     characters = list(text)
     for start, end in redact(text):
         if not 0 <= start <= end <= len(text):
             raise InvalidInput(f"the redaction hook gave the span ({start}, {end}) of a text of {len(text)} characters")
         characters[start:end] = MASK * (end - start)
     return "".join(characters)
-
-
-def mask_all(value: Any, redact: Redactor | None) -> Any:
-    """The same for every string inside plain data; keys are left alone."""
-    if redact is None:
-        return value
-    if isinstance(value, str):
-        return mask(value, redact)
-    if isinstance(value, Mapping):
-        return {key: mask_all(item, redact) for key, item in value.items()}
-    if isinstance(value, list):
-        return [mask_all(item, redact) for item in value]
-    return value
 
 
 def digest(text: str, key: bytes | None = None) -> str:

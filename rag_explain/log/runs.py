@@ -23,16 +23,11 @@ NOT_WRAPPED = "its retriever is not wrapped in an ExplainingRetriever"
 
 @dataclass(frozen=True)
 class OutermostRun(Generic[Key, State]):
-    """A run that no other run is known to contain.
-
-    Attributes:
-        state: what the adapter keeps of it.
-        parents: every run inside it, itself included, and the run that contains it.
-    """
+    """A run that no other run is known to contain."""
 
     key: Key
-    state: State
-    parents: dict[Key, Key | None]
+    state: State  # what the adapter keeps of it
+    parents: dict[Key, Key | None]  # every run inside it, itself included, and the run that contains it
 
     def around(self, run: Key) -> Iterator[Key]:
         """The runs that contain `run`, innermost first."""
@@ -43,11 +38,7 @@ class OutermostRun(Generic[Key, State]):
 
 
 class OpenRuns(Generic[Key, State]):
-    """The runs that have begun and not ended.
-
-    Args:
-        give_up: called with an outermost run that is given up because too many are open.
-    """
+    """The runs that have begun and not ended; `give_up` takes an outermost run when too many are open."""
 
     def __init__(self, give_up: Callable[[OutermostRun[Key, State]], None]) -> None:
         self._give_up = give_up

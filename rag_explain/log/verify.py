@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rag_explain.errors import RagExplainError
-from rag_explain.log.compact import LoggedExplanation, cells
+from rag_explain.log.compact import LoggedExplanation, all_cells, cells
 from rag_explain.log.erasure import ERASED
 from rag_explain.log.files import Folder
 from rag_explain.log.record import LoggedHit, Record, whole
@@ -26,14 +26,9 @@ Explainers = Callable[[Explanation], "Explainer"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known about one hit of a record, or about a whole line.
+    """What is known about one hit of a record, or about a whole line; docs/log-format.md explains the outcomes.
 
     Attributes:
-        outcome: "holds": computed again, and the same; or, without a model, every hash is right.
-            "moved": the encoder at hand gives another score or other pairs.
-            "changed": the text is not the one that was explained.
-            "damaged": the line is not as it was written.
-            "unknown": it cannot be computed again, and `reason` says why.
         score: what the encoder at hand says, where it was asked.
         shift: the largest difference among score and kept pairs.
     """
@@ -63,16 +58,18 @@ def verify(
         record_id: only this record.
         tolerance: how far score and pairs may move, in score units; float32 on another machine moves them by 1e-6.
     """
-    verifier = _Verifier(explainers, documents or {}, tolerance, hash_key)
     for line in Folder(path).lines():
         if not whole(line):
             if record_id is None:
                 yield Verdict("", "", "damaged", "a line is torn or was changed after it was written")
             continue
         record = Record.from_line(line)
-        if record_id is None or record.id.startswith(record_id):
-            for index in range(len(record.logged_hits)):
-                yield verifier.verdict(record, index)
+        for index, hit in enumerate(record.logged_hits if record.id.startswith(record_id or "") else ()):
+            checks = _Checks(record, hit, record.asked(index), (documents or {}).get(hit.id, hit.text), hash_key)
+            try:
+                yield checks.verdict(explainers, tolerance)
+            except _Stopped as stopped:
+                yield Verdict(record.id, hit.id, stopped.outcome, stopped.reason)
 
 
 class _Stopped(Exception):
@@ -84,78 +81,64 @@ class _Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class _Verifier:
-    explainers: Explainers | None
-    documents: Mapping[str, str]
-    tolerance: float
+class _Checks:
+    """The checks of one hit, in order; the first that fails decides."""
+
+    record: Record
+    hit: LoggedHit
+    query: str | None
+    document: str | None
     hash_key: bytes | None
 
-    def verdict(self, record: Record, index: int) -> Verdict:
-        """The checks of one hit, in order; the first that fails decides."""
-        hit = record.logged_hits[index]
+    def verdict(self, explainers: Explainers | None, tolerance: float) -> Verdict:
+        """How far score and pairs have moved, where they can be computed again."""
+        query, document = self._texts()
+        why = self.hit.explanation
+        if why is None:
+            raise _Stopped("unknown", f"there is no explanation: {self.hit.reason or self.hit.status}")
+        if explainers is None:
+            return Verdict(self.record.id, self.hit.id, "holds")
         try:
-            query, document = self._texts(record, index)
-            if hit.explanation is None:
-                raise _Stopped("unknown", f"there is no explanation: {hit.reason or hit.status}")
-            if self.explainers is None:
-                return Verdict(record.id, hit.id, "holds")
-            passage = self._passage(hit, document, hit.explanation.metadata_tokens)
-            again = _explained_again(self.explainers, hit.explanation, query, passage)
-        except _Stopped as stopped:
-            return Verdict(record.id, hit.id, stopped.outcome, stopped.reason)
-        logged, found = hit.explanation.outline, cells(again)
+            again = explainers(why.outline).explain(query, self._passage(document, why)).grouped(why.outline.unit)
+        except RagExplainError as error:
+            raise _Stopped("unknown", str(error)) from error
         # A word that the encoder at hand does not see carries nothing.
-        shifts = [abs(found.get(pair[0:4], 0.0) - pair.value) for pair in hit.explanation.pairs]
-        shift = max([abs(again.score - logged.score), *shifts])
-        outcome: Outcome = "holds" if shift <= self.tolerance else "moved"
-        return Verdict(record.id, hit.id, outcome, _differences(again, logged), again.score, shift)
+        found, kept = all_cells(again), cells(why.pairs)
+        shifts = (abs(found.get(cell, 0.0) - value) for cell, value in kept.items())
+        shift = max([abs(again.score - why.outline.score), *shifts])
+        outcome: Outcome = "holds" if shift <= tolerance else "moved"
+        return Verdict(self.record.id, self.hit.id, outcome, _differences(again, why.outline), again.score, shift)
 
-    def _texts(self, record: Record, index: int) -> tuple[str, str]:
+    def _texts(self) -> tuple[str, str]:
         """Query and document, where both are at hand and are the ones that were explained."""
-        hit = record.logged_hits[index]
-        query, document = record.asked(index), self.documents.get(hit.id, hit.text)
-        if query is None or document is None:
-            raise _Stopped("unknown", "the document was erased" if hit.reason == ERASED else "the texts were not kept")
-        redacted = record.texts == "redacted"
-        self._check("query", query, record.asked_hash(index), redacted)
-        if hit.text_hash is not None:
-            self._check("document", document, hit.text_hash, redacted)
-        return query, document
+        if self.query is None or self.document is None:
+            erased = self.hit.reason == ERASED
+            raise _Stopped("unknown", "the document was erased" if erased else "the texts were not kept")
+        self._check("query", self.query, self.hit.query_hash or self.record.query_hash)
+        self._check("document", self.document, self.hit.text_hash)
+        return self.query, self.document
 
-    def _check(self, name: str, text: str, expected: str, redacted: bool) -> None:
-        if needs_key(expected) and self.hash_key is None:
+    def _check(self, name: str, text: str, expected: str | None) -> None:
+        if expected is not None and needs_key(expected) and self.hash_key is None:
             raise _Stopped("unknown", "its hashes are keyed: give the key")
-        if not is_hash_of(text, expected, self.hash_key):
-            if redacted and MASK in text:
+        if expected is not None and not is_hash_of(text, expected, self.hash_key):
+            if self.record.texts == "redacted" and MASK in text:
                 raise _Stopped("unknown", f"the {name} is redacted")
             raise _Stopped("changed", f"the {name} is not the text that was explained")
 
-    def _passage(self, hit: LoggedHit, document: str, metadata_tokens: int) -> Passage:
+    def _passage(self, document: str, why: LoggedExplanation) -> Passage:
         """The document inside the string that the encoder read, where that is still known."""
-        if hit.around_hash is None:
-            if metadata_tokens:
-                reason = "the encoder read more than the document's text, and that is not in the record"
-                raise _Stopped("unknown", reason)
-            return Passage(document)
-        before, after = hit.around or ("", "")
-        if not is_hash_of(f"{before}\0{after}", hit.around_hash, self.hash_key):
+        before, after = self.hit.around or ("", "")
+        if self.hit.around_hash is None and why.metadata_tokens:
+            raise _Stopped("unknown", "the encoder read more than the document's text, which is not in the record")
+        if self.hit.around_hash and not is_hash_of(f"{before}\0{after}", self.hit.around_hash, self.hash_key):
             raise _Stopped("unknown", "what was embedded with the document is redacted or was not kept")
         return Passage(before + document + after, len(before), len(before) + len(document))
 
 
-def _explained_again(explainers: Explainers, logged: LoggedExplanation, query: str, document: Passage) -> Explanation:
-    try:
-        return explainers(logged.outline).explain(query, document).grouped(logged.outline.unit)
-    except RagExplainError as error:
-        raise _Stopped("unknown", str(error)) from error
-
-
 def _differences(again: Explanation, logged: Explanation) -> str:
-    reasons = [
-        f"{name} is {getattr(again, name)!r}, was {getattr(logged, name)!r}"
-        for name in ("fingerprint", "method")
-        if getattr(again, name) != getattr(logged, name)
-    ]
+    names = [name for name in ("fingerprint", "method") if getattr(again, name) != getattr(logged, name)]
+    reasons = [f"{name} is {getattr(again, name)!r}, was {getattr(logged, name)!r}" for name in names]
     if again.settings != logged.settings:
         reasons.append(f"settings are {dict(again.settings)}, were {dict(logged.settings)}")
     return "; ".join(reasons)

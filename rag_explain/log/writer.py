@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
 from rag_explain.errors import InvalidInput, LogError, RagExplainError
@@ -37,17 +36,12 @@ _OPEN: weakref.WeakSet[ExplanationLog] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What became of the records so far; `accepted` = `written` + `failed` + those still waiting.
-
-    Attributes:
-        dropped: not accepted, because too many were waiting or the log was closed.
-        failed: accepted, and then not written: a full disk, a redaction hook that raised.
-    """
+    """What became of the records so far; `accepted` = `written` + `failed` + those still waiting."""
 
     accepted: int = 0
     written: int = 0
-    dropped: int = 0
-    failed: int = 0
+    dropped: int = 0  # not accepted: too many were waiting, or the log was closed
+    failed: int = 0  # accepted, and then not written: a full disk, a redaction hook that raised
 
 
 class _Line(NamedTuple):
@@ -56,15 +50,17 @@ class _Line(NamedTuple):
     context: Any
 
 
+def _lost(lines: Sequence[_Line]) -> int:
+    """How many lost records these lines tell of."""
+    return sum(line.record.dropped for line in lines)
+
+
 class ExplanationLog:
     """Explanations beside the answers they belong to, to be read when an answer is questioned.
 
-        log = ExplanationLog("rag-log")
-        record_id = log.record(query=query, answer=answer, hits=hits)
-
     `record` only puts the answer into a bounded queue; one thread computes what is pending, redacts and writes. When
     the queue is full the answer is dropped and counted, never waited for. `flush`, `close` and the end of the process
-    empty it.
+    empty it. docs/log-format.md says what is written and what is promised.
 
     Args:
         path: the log's folder. Several processes may write to it.
@@ -73,13 +69,11 @@ class ExplanationLog:
         keep_text: False writes offsets, weights and hashes, but no query, answer or document.
         redact: gives the spans of a text that must not be written; see `patterns`.
         hash_key: a secret of 16 bytes or more, so that a guessed text cannot be confirmed by its hash.
-        pending: "compute" computes pending explanations in the background, as long as less than half of the queue
-            waits; "leave" writes them as pending.
+        pending: whether pending explanations are computed in the background, or left and written as pending.
         export: where records go once they are written, for example `rag_explain.log.otel.TraceExport()`.
         background: False writes before `record` returns, and raises when it cannot.
         queue: how many answers may wait.
-        max_bytes, max_age: the growing file is sealed, and a new one begun, before it gets larger than this, and when
-            its first record is older than this.
+        max_bytes, max_age: the growing file is sealed before it gets larger, and when its first record is older.
         retention: sealed files older than this are deleted. None: kept.
     """
 
@@ -145,15 +139,13 @@ class ExplanationLog:
             return pending.id
         with self._changed:
             accepted = not self._closed and self._waiting.qsize() < self._limit
+            self._count("accepted" if accepted else "dropped")
+            first_dropped = not accepted and self._counts.dropped == 1
             if accepted:
-                self._count(accepted=1)
                 self._waiting.put(pending)
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="rag-explain-log", daemon=True)
                     self._thread.start()
-            else:
-                self._count(dropped=1)
-            first_dropped = not accepted and self._counts.dropped == 1
         if first_dropped:
             why = "it is closed" if self._closed else f"{self._limit} records are waiting"
             _LOGGER.warning("the log %s drops records: %s", self.folder.path, why)
@@ -163,16 +155,14 @@ class ExplanationLog:
         if self._closed:
             raise LogError(f"the log {self.folder.path} is closed")
         with self._writing:
-            self._count(accepted=1)
-            lines: list[_Line] = []
+            self._count("accepted")
             try:
-                lines.append(self._line(pending, compute=self._pending == "compute"))
-                self.folder.append([line.raw for line in lines])
+                line = self._line(pending, (), compute=self._pending == "compute")
+                self.folder.append([line.raw])
             except BaseException:
-                self._untell(lines)
-                self._count(failed=1)
+                self._count("failed")
                 raise
-            self._finish(lines)
+            self._finish([line])
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything recorded so far is on disk or counted as failed. False when time ran out."""
@@ -200,13 +190,12 @@ class ExplanationLog:
 
     @property
     def counts(self) -> Counts:
-        """What became of the records of this process."""
+        """What became of the records of this process so far."""
         return self._counts
 
-    def _count(self, **more: int) -> None:
+    def _count(self, what: str, number: int = 1) -> None:
         with self._changed:
-            totals = {name: getattr(self._counts, name) + number for name, number in more.items()}
-            self._counts = replace(self._counts, **totals)
+            self._counts = replace(self._counts, **{what: getattr(self._counts, what) + number})
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ the background thread
@@ -220,7 +209,7 @@ class ExplanationLog:
                 if pending is None:
                     closing = True
                     break
-                lines += self._encode(pending)
+                self._encode(pending, lines)
             if lines:
                 self._append(lines)
 
@@ -235,55 +224,48 @@ class ExplanationLog:
                     return
                 yield self._waiting.get_nowait()
 
-    def _encode(self, pending: PendingRecord) -> list[_Line]:
-        """The record's line; none where it cannot be made."""
+    def _encode(self, pending: PendingRecord, lines: list[_Line]) -> None:
+        """Add the record's line; none where it cannot be made."""
         # An answer without its explanation is better than none: computing stops before dropping starts.
         is_late = self._waiting.qsize() - self._closed > self._limit // 2
         compute = self._pending == "compute" and not is_late and time.monotonic() < self._compute_until
         try:
-            return [self._line(pending, compute=compute)]
+            lines.append(self._line(pending, lines, compute=compute))
         except Exception as error:  # whatever the host's hook or objects raise, the log goes on
             # The message of a foreign error may quote the text that was to be redacted: only its kind is told.
             told = str(error) if isinstance(error, RagExplainError) else type(error).__name__
             _LOGGER.warning("record %s could not be made and is not logged: %s", pending.id, told)
-            self._count(failed=1)
-            return []
+            self._count("failed")
 
-    def _line(self, pending: PendingRecord, *, compute: bool) -> _Line:
-        lost = self._counts.dropped + self._counts.failed - self._told
+    def _line(self, pending: PendingRecord, before: Sequence[_Line], *, compute: bool) -> _Line:
+        """The record's line, which tells how many records were lost since those `before`, which are not written yet."""
+        lost = self._counts.dropped + self._counts.failed - self._told - _lost(before)
         record = Record.of(pending, self.policy, compute=compute, dropped=lost)
-        line = _Line(record.to_line(), record, pending.context)
-        self._told += lost
-        return line
-
-    def _untell(self, lines: Sequence[_Line]) -> None:
-        """Lines that are not written tell of no lost records: a later one has to."""
-        self._told -= sum(line.record.dropped for line in lines)
+        return _Line(record.to_line(), record, pending.context)
 
     def _append(self, lines: Sequence[_Line]) -> None:
         for pause in (*_RETRIES, None):
             try:
                 self.folder.append([line.raw for line in lines])
+                break
             except Exception as error:
                 if pause is None or self._closed:
                     _LOGGER.warning("%d records are lost: %s", len(lines), error)
-                    self._untell(lines)
-                    self._count(failed=len(lines))
+                    self._count("failed", len(lines))
                     return
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, pause)
-            else:
-                self._finish(lines)
-                return
+        self._finish(lines)
 
     def _finish(self, lines: Sequence[_Line]) -> None:
-        if self._export is not None:
-            for line in lines:
-                try:
+        self._told += _lost(lines)
+        for line in lines:
+            try:
+                if self._export is not None:
                     self._export.export(line.record, line.context)
-                except Exception as error:  # the record is written: a trace that is not must not undo that
-                    _LOGGER.warning("a record could not be exported: %s", type(error).__name__)
-        self._count(written=len(lines))
+            except Exception as error:  # the record is written: a trace that is not must not undo that
+                _LOGGER.warning("a record could not be exported: %s", type(error).__name__)
+        self._count("written", len(lines))
 
     # ------------------------------------------------------------------ reading and erasing
 
@@ -307,9 +289,7 @@ class ExplanationLog:
     def __enter__(self) -> ExplanationLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -70,15 +70,11 @@ class TraceExport:
         self._characters = content_characters
 
     def context(self) -> Context:
-        """Where the caller is on its trace; called on the caller's thread."""
         return otel_context.get_current()
 
     def export(self, record: Record, context: Context) -> None:
-        """One span for one record; called in the background, after the record was written."""
-        span = self._tracer.start_span(
-            "rag_explain.explanation", context, attributes=self.attributes(record), start_time=_nanoseconds(record)
-        )
-        span.end()
+        start, attributes = int(record.time.timestamp() * 1e9), self.attributes(record)
+        self._tracer.start_span("rag_explain.explanation", context, attributes=attributes, start_time=start).end()
 
     def attributes(self, record: Record) -> dict[str, AttributeValue]:
         """What stands on the span of a record."""
@@ -99,7 +95,7 @@ class TraceExport:
                 yield f"rag_explain.{name}", getattr(why, name)
         for index, hit in enumerate(record.logged_hits[:_MOST_DOCUMENTS]):
             yield from self._document(f"retrieval.documents.{index}.document", hit, content)
-            yield f"rag_explain.documents.{index}.explanation", _json(self._explanation(record, index, content))
+            yield f"rag_explain.documents.{index}.explanation", _json(self._explanation(hit, content))
 
     def _document(self, prefix: str, hit: LoggedHit, content: bool) -> Iterator[tuple[str, AttributeValue]]:
         yield f"{prefix}.id", hit.id
@@ -112,24 +108,17 @@ class TraceExport:
             if len(metadata) <= self._characters:  # half an object would be no JSON
                 yield f"{prefix}.metadata", metadata
 
-    def _explanation(self, record: Record, index: int, content: bool) -> dict[str, Any]:
-        hit = record.logged_hits[index]
-        found: dict[str, Any] = {"status": hit.status}
+    def _explanation(self, hit: LoggedHit, content: bool) -> dict[str, Any]:
         why = hit.explanation
         if why is None:
-            return found
-        found |= {"score": why.outline.score, "gap": why.gap, "unattributed": why.unattributed}
-        if content and hit.text is not None and record.asked(index) is not None:
-            found["pairs"] = [
-                [pair.query.text[:40], pair.document.text[:40], pair.value]
-                for pair in record.pairs(index)[: self._pairs]
-            ]
+            return {"status": hit.status}
+        score = why.outline.score
+        found: dict[str, Any] = {"status": hit.status, "score": score, "gap": why.gap, "unattributed": why.unattributed}
+        if content and why.outline.query is not None and why.outline.document is not None:
+            top = why.pairs[: self._pairs]
+            found["pairs"] = [[pair.query.text[:40], pair.document.text[:40], pair.value] for pair in top]
         return found
 
 
 def _json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()
-
-
-def _nanoseconds(record: Record) -> int:
-    return int(record.time.timestamp() * 1e9)
