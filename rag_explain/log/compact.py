@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,12 +139,7 @@ def cells(explanation: Explanation) -> dict[tuple[int, ...], float]:
     }
 
 
-def table(kind: type[Any], **rows: tuple[plain.Write | None, plain.Read | None]) -> plain.FieldTable:
-    """One row per field of a dataclass, which is written and read as it is unless a row says otherwise."""
-    return {item.name: rows.get(item.name, (None, None)) for item in fields(kind)}
-
-
-_LOGGED = table(
+_LOGGED = plain.table(
     LoggedExplanation,
     size=(list, lambda size, data: tuple(size)),
     pairs=(list, lambda pairs, data: tuple(KeptPair(*pair) for pair in pairs)),

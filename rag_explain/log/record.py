@@ -20,7 +20,7 @@ from typing import Any
 
 from rag_explain import __version__
 from rag_explain.errors import FormatError, InvalidInput
-from rag_explain.log.compact import LoggedExplanation, table
+from rag_explain.log.compact import LoggedExplanation
 from rag_explain.log.redaction import Policy, Texts, digest, mask, mask_all
 from rag_explain.results.deferred import Deferred, Status, load
 from rag_explain.results.explanation import Pair
@@ -30,6 +30,7 @@ from rag_explain.results.serialization import (
     fields_from_dict,
     fields_to_dict,
     read_fields,
+    table,
     to_json,
     to_plain,
 )
