@@ -55,7 +55,7 @@ def _block(target: ET.Element, block: Block) -> None:
         case Figures():
             figures = _add(target, "div", "font-variant-numeric:tabular-nums")
             _add(figures, "b", "", f"{block.name} {block.total}")
-            _add(figures, "span", "", block.sum)
+            _add(figures, "span", "", block.parts)
         case Line():
             _add(target, "div", _TONES[block.tone], block.text)
         case Table():

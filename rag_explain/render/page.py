@@ -32,40 +32,13 @@ Item: TypeAlias = Explanation | Hit | Sequence[Explanation]
 # A document with more words than this is shown by sentences beside its text, a shorter one by all its pairs.
 LONG = 60
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>Why these documents?</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<h1 class="hidden">Why these documents?</h1>
-<noscript>This page needs its own script, and nothing else, to draw the explanation.</noscript>
-<footer>
-<p>Every number is in score units: what a pair of words adds to the score, or takes from it. A share is of the
-sum of |pairs|, never of the score, which pairs of both signs and a part that no word carries make up together.
-“No word” is the score less all pairs: special tokens, prompts, biases. Colours share one scale
-for all documents of a method.</p>
-</footer>
-</main>
-<script type="application/json" id="rag-explain-data">{data}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
-
 
 def write_page(items: Iterable[Item], path: str | Path | None = None) -> str:
     """A page for explanations, hits, or groups of explanations of one pair; also written to `path`, if given."""
     style, script = _asset("page.css"), _asset("page.js")
     sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
-    page = _PAGE.format(policy=policy, style=style, script=script, data=_json(_page_data(items)))
+    page = _asset("page.html").format(policy=policy, style=style, script=script, data=_json(_page_data(items)))
     if path is not None:
         Path(path).write_text(page, encoding="utf-8")
     return page
@@ -101,18 +74,14 @@ def _explanations(item: Item) -> tuple[Explanation, ...]:
 
 
 def _hit_data(hit: Hit) -> dict[str, Any]:
-    about = {"facts": facts(hit), "missing": missing(hit)}
-    return {"rank": hit.rank, "title": hit.id, "text": hit.text or "", **about}
+    told = {"rank": hit.rank, "title": hit.id, "text": hit.text or ""}
+    return told | {"facts": facts(hit), "missing": missing(hit)}
 
 
 def _shown_data(explanation: Explanation) -> dict[str, Any]:
     shown = in_unit(explanation)
     return {
-        "method": shown.method,
-        "unit": shown.unit,
-        "score": shown.score,
-        "unattributed": shown.unattributed,
-        "additive": shown.additive,
+        **{name: getattr(shown, name) for name in ("method", "unit", "score", "unattributed", "additive")},
         "balance": balance(shown),
         "source": source(shown),
         "notices": notices(shown),
@@ -136,9 +105,8 @@ def _sentences(shown: Explanation) -> dict[str, Any] | None:
 
 
 def _pieces(shown: Explanation, side: Role) -> list[list[Any]]:
-    return [
-        [piece.text, -1 if piece.token is None else piece.token, int(piece.is_read)] for piece in pieces(shown, side)
-    ]
+    found = pieces(shown, side)
+    return [[piece.text, -1 if piece.token is None else piece.token, int(piece.is_read)] for piece in found]
 
 
 def _rounded(values: NDArray[np.float32]) -> list[list[float]]:

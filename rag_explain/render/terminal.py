@@ -50,7 +50,7 @@ def _block(block: Block) -> RenderableType | None:
         case Words():
             return _words(block)
         case Figures():
-            return Text.assemble(f"{block.name} ", (block.total, "bold"), block.sum)
+            return Text.assemble(f"{block.name} ", (block.total, "bold"), block.parts)
         case Line():
             return Text("! " * (block.tone == "warning") + block.text, _TONES[block.tone])
         case Table():

@@ -40,7 +40,7 @@ RAW = "\x1b[2J\u202eraw"
 SEEN = "\ufffd[2J\ufffdraw"
 EVERY_BLOCK = (
     Section((Texts((Labelled(RAW, Words((Piece(RAW, 0), Piece(RAW, None, False)), (0.5,), 1.0, (RAW,)), RAW),)),)),
-    Section((Figures(RAW, RAW, ((RAW, RAW),)), Line(RAW), Line(RAW, "muted"), Line(RAW, "warning"))),
+    Section((Figures(RAW, RAW, RAW + RAW), Line(RAW), Line(RAW, "muted"), Line(RAW, "warning"))),
     Section((Table((Column(RAW), Column(RAW, is_number=True)), ((RAW, RAW),), RAW, (0.5,), 1.0), Legend(1.0, RAW))),
     Section((Words((Piece(RAW),)),), RAW, 1, RAW),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rag_explain.render.blocks import Column, Figures, Labelled, Line, Piece, Section, Table, Texts, View, Words
-from rag_explain.render.sentences import no_word, number, one_line, source
+from rag_explain.render.sentences import number, one_line, parts, source
 from rag_explain.render.views.explanation import warnings
 from rag_explain.results.contrast import Contrast, Difference
 
@@ -15,18 +15,12 @@ def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
     sides = {"wanted": contrast.wanted, "got": contrast.got}
     texts = [Labelled("query", _text(contrast.query))]
     texts += [Labelled(side, _text(one.document), f"{one.score:.4f}") for side, one in sides.items()]
-    carried = number(contrast.difference - contrast.unattributed), "words"
-    rest = number(contrast.unattributed), no_word("word")
+    total = contrast.difference
+    figures = Figures("difference", number(total), parts(total, contrast.unattributed, "word"))
     notices = (line for side, one in sides.items() for line in warnings(one, f"{side}: "))
     return (
         Section((Texts(tuple(texts)),)),
-        Section(
-            (
-                Figures("difference", number(contrast.difference), (carried, rest)),
-                Line(source(contrast.got), "muted"),
-                *notices,
-            )
-        ),
+        Section((figures, Line(source(contrast.got), "muted"), *notices)),
         Section((_table(contrast.query_words()[:top], "word of the query"),)),
         Section((_table(contrast.pairs(top), "query · document"),)),
     )
