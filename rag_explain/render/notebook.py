@@ -1,9 +1,8 @@
 """Blocks inside another page: a notebook's output cell.
 
-No script, no style element, no id and no class: styles are on the elements themselves. So nothing leaks into
-the notebook or from one output into another, light and dark themes keep their text colour under translucent
-tints, and a notebook that is not trusted, where scripts and styles are removed, still shows it. The page that
-`to_html` writes is the one to explore.
+No script, no style element, no id and no class: styles are on the elements themselves. So nothing leaks from one output
+into another, tints are translucent over the colours of the notebook's theme, and a notebook that is not trusted, where
+scripts and styles are removed, still shows it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -24,6 +23,7 @@ from rag_explain.render.sentences import all_visible, balance, facts, missing, n
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
+from rag_explain.results.serialization import to_json
 from rag_explain.texts.tokens import Role
 
 Item: TypeAlias = Explanation | Hit | Sequence[Explanation]
@@ -58,8 +58,11 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
             query = asked
         methods = sections[-1]["methods"]
         methods += dict.fromkeys(one.method for one in explanations if one.method not in methods)
-        card = {"shown": [_shown_data(one) for one in explanations]}
-        sections[-1]["cards"].append(card | _hit_data(item) if isinstance(item, Hit) else card)
+        card: dict[str, Any] = {"shown": [_shown_data(one) for one in explanations]}
+        if isinstance(item, Hit):
+            card |= {"rank": item.rank, "title": item.id, "text": item.text or ""}
+            card |= {"facts": facts(item), "missing": missing(item)}
+        sections[-1]["cards"].append(card)
     return {"open": len(items) == 1, "sections": sections}
 
 
@@ -71,11 +74,6 @@ def _explanations(item: Item) -> tuple[Explanation, ...]:
     if len({(one.query, one.document) for one in group}) != 1:
         raise InvalidInput("explanations shown as one must be of the same query and document")
     return group
-
-
-def _hit_data(hit: Hit) -> dict[str, Any]:
-    told = {"rank": hit.rank, "title": hit.id, "text": hit.text or ""}
-    return told | {"facts": facts(hit), "missing": missing(hit)}
 
 
 def _shown_data(explanation: Explanation) -> dict[str, Any]:
@@ -96,12 +94,11 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
 
 
 def _sentences(shown: Explanation) -> dict[str, Any] | None:
-    if shown.unit != "word" or len(shown.document_tokens) <= LONG:
-        return None
-    by_sentence = shown.by_sentence()
-    if len(by_sentence.document_tokens) < 2:
-        return None
-    return {"texts": names(by_sentence.document_tokens), "pairs": _rounded(by_sentence.pairs)}
+    if shown.unit == "word" and len(shown.document_tokens) > LONG:
+        grouped = shown.by_sentence()
+        if len(grouped.document_tokens) > 1:
+            return {"texts": names(grouped.document_tokens), "pairs": _rounded(grouped.pairs)}
+    return None
 
 
 def _pieces(shown: Explanation, side: Role) -> list[list[Any]]:
@@ -116,7 +113,7 @@ def _rounded(values: NDArray[np.float32]) -> list[list[float]]:
 
 def _json(data: dict[str, Any]) -> str:
     """JSON that can stand inside a script element whatever it holds: no character of it can end the element."""
-    text = json.dumps(all_visible(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = to_json(all_visible(data), compact=True)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -13,9 +13,8 @@ from rag_explain.results.notices import METHOD, STAND_INS
 from rag_explain.texts.tokens import Role, Token, Unit
 
 # Control characters move cursors and colour terminals, overrides turn text around: shown as such, not obeyed.
-_CONTROLS = dict.fromkeys(
-    [*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x202D, 0x202E, *range(0xD800, 0xE000)], 0xFFFD
-)
+_ACTING = (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x202D, 0x202E, *range(0xD800, 0xE000))
+_CONTROLS = dict.fromkeys(_ACTING, 0xFFFD)
 # What turns a part of a text around until it is closed: a line that is cut may have lost the closing one.
 _DIRECTIONS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 _MET = 3

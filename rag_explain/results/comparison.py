@@ -66,12 +66,10 @@ class Comparison(Viewable):
     @classmethod
     def of(cls, rows: Sequence[Compared]) -> Comparison:
         """Compare answers about the same pair of texts."""
-        words = [None if row.explanation is None else row.explanation.by_word() for row in rows]
-        agreement = np.full((len(rows), len(rows)), math.nan)
-        for i, one in enumerate(words):
-            for j, other in enumerate(words):
-                if one is not None and other is not None:
-                    agreement[i, j] = rank_correlation(one.pairs.ravel(), other.pairs.ravel())
+        nothing = np.empty(0)  # correlates with nothing
+        pairs = [nothing if row.explanation is None else row.explanation.by_word().pairs.ravel() for row in rows]
+        agreement = np.array([rank_correlation(one, other) for one in pairs for other in pairs])
+        agreement = agreement.reshape(len(rows), len(rows))
         agreement.flags.writeable = False
         return cls(tuple(rows), agreement)
 

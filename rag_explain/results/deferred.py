@@ -58,11 +58,10 @@ class Deferred(Generic[T]):
 
     def get(self) -> T | None:
         """The value, computed now if it is pending; None when it was skipped or has failed."""
-        if self.status == "pending":
-            with self._lock:
-                if self.status == "pending":
-                    self._run()
-        return self._value
+        with self._lock:
+            if self.status == "pending":
+                self._run()
+            return self._value
 
     def peek(self) -> T | None:
         """The value if it is ready; never computes."""

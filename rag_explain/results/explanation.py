@@ -98,18 +98,15 @@ class Explanation(ReadOnly, Displayable):
             raise InvalidInput(f"matrix must be {expected}: one row per token and one for the rest, not {matrix.shape}")
         if not np.isfinite(matrix).all() or not np.isfinite(self.score):
             raise InvalidInput("the matrix or the score holds NaN or infinity: the encoder's output is not usable")
-        object.__setattr__(self, "matrix", matrix)
-        if self.similarities is not None:
-            object.__setattr__(self, "similarities", readonly(self.similarities))
-        object.__setattr__(self, "notices", tuple(self.notices))
-        for side in ("query", "document"):
-            tokens = tuple(getattr(self, f"{side}_tokens"))
-            # A text that is not kept must not live on in its tokens.
-            kept = tokens if getattr(self, side) is not None else tuple(token.without_text() for token in tokens)
-            object.__setattr__(self, f"{side}_tokens", kept)
+        values: dict[str, Any] = {"matrix": matrix, "score": float(self.score), "notices": tuple(self.notices)}
+        values["similarities"] = None if self.similarities is None else readonly(self.similarities)
         for name in ("settings", "provenance", "references"):
-            object.__setattr__(self, name, readonly_mapping(getattr(self, name)))
-        object.__setattr__(self, "score", float(self.score))
+            values[name] = readonly_mapping(getattr(self, name))
+        for text, name in ((self.query, "query_tokens"), (self.document, "document_tokens")):
+            # A text that is not kept must not live on in its tokens.
+            values[name] = tuple(one if text is not None else one.without_text() for one in getattr(self, name))
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     # ------------------------------------------------------------------ what it says
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from rag_explain.render.blocks import View
 from rag_explain.render.views.comparison import comparison_view
 from rag_explain.render.views.contrast import contrast_view
@@ -12,18 +15,15 @@ from rag_explain.results.contrast import Contrast
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
 
+_VIEWS: dict[type[Any], Callable[[Any], View]] = {
+    Explanation: explanation_view,
+    Hit: lambda hit: hits_view((hit,)),
+    Hits: hits_view,
+    Contrast: contrast_view,
+    Comparison: comparison_view,
+}
+
 
 def view_of(result: object) -> View:
-    """The view of any result, with its defaults."""
-    match result:
-        case Explanation():
-            return explanation_view(result)
-        case Hits():
-            return hits_view(result)
-        case Hit():
-            return hits_view((result,))
-        case Contrast():
-            return contrast_view(result)
-        case Comparison():
-            return comparison_view(result)
-    raise TypeError(f"there is no view of {type(result).__name__}")
+    """The view of a result, with its defaults."""
+    return next(view(result) for kind, view in _VIEWS.items() if isinstance(result, kind))
