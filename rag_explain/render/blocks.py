@@ -31,29 +31,23 @@ class Piece(_Visible):
 class Words(_Visible):
     """A whole text, its words tinted by the values; `scale` is the |value| with the strongest tint.
 
-    There is one value and one note per token: what it carries, and a sentence to show when one points at it.
+    There is one value and one note per token: what it carries, and a sentence to show when one points at it. The label
+    names the text and the number belongs to it: shown among other texts.
     """
 
     pieces: tuple[Piece, ...]
     values: tuple[float, ...] = ()
     scale: float = 0.0
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled(_Visible):
-    """A text with its name, and with a number that belongs to it."""
-
-    label: str
-    words: Words
+    label: str = ""
     number: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts(_Visible):
-    """Labelled texts one below the other; the first is the query."""
+    """Texts with their labels and numbers, one below the other; the first is the query."""
 
-    rows: tuple[Labelled, ...]
+    rows: tuple[Words, ...]
 
 
 @dataclass(frozen=True, slots=True)

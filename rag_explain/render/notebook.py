@@ -48,7 +48,7 @@ def _block(target: ET.Element, block: Block) -> None:
         case Texts():
             for index, row in enumerate(block.rows):
                 _add(target, "div", _MUTED, f"{row.label} {row.number}")
-                _words(_add(target, "div", _TEXT if index else _QUERY), row.words)
+                _words(_add(target, "div", _TEXT if index else _QUERY), row)
         case Words():
             _words(_add(target, "div", _TEXT), block)
         case Figures():

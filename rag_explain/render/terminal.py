@@ -70,7 +70,7 @@ def _texts(texts: Texts) -> RichTable:
     grid.add_column(overflow="fold")
     for row in texts.rows:
         numbers = [Text(row.number, "bold")] if has_numbers else []
-        grid.add_row(Text(row.label), *numbers, _words(row.words))
+        grid.add_row(Text(row.label), *numbers, _words(row))
     return grid
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rag_explain.render.blocks import Column, Figures, Labelled, Line, Piece, Section, Table, Texts, View, Words
+from rag_explain.render.blocks import Column, Figures, Line, Piece, Section, Table, Texts, View, Words
 from rag_explain.render.sentences import number, one_line, parts, source
 from rag_explain.render.views.explanation import warnings
 from rag_explain.results.contrast import Contrast, Difference
@@ -13,8 +13,8 @@ from rag_explain.results.contrast import Contrast, Difference
 def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
     """The `top` words of the query and the `top` pairs that made the largest difference."""
     sides = {"wanted": contrast.wanted, "got": contrast.got}
-    texts = [Labelled("query", _text(contrast.query))]
-    texts += [Labelled(side, _text(one.document), f"{one.score:.4f}") for side, one in sides.items()]
+    texts = [_text("query", contrast.query)]
+    texts += [_text(side, one.document, f"{one.score:.4f}") for side, one in sides.items()]
     total = contrast.difference
     figures = Figures("difference", number(total), parts(total, contrast.unattributed, "word"))
     notices = (line for side, one in sides.items() for line in warnings(one, f"{side}: "))
@@ -26,8 +26,8 @@ def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
     )
 
 
-def _text(text: str | None) -> Words:
-    return Words((Piece(text or ""),))
+def _text(label: str, text: str | None, number: str = "") -> Words:
+    return Words((Piece(text or ""),), label=label, number=number)
 
 
 def _table(items: Sequence[Difference], title: str) -> Table:

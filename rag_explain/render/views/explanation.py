@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.render import sentences
-from rag_explain.render.blocks import Block, Column, Figures, Labelled, Legend, Line, Section, Table, Texts, View, Words
+from rag_explain.render.blocks import Block, Column, Figures, Legend, Line, Section, Table, Texts, View, Words
 from rag_explain.render.pieces import in_unit, pieces
 from rag_explain.results.explanation import Explanation
 from rag_explain.texts.tokens import Role, Unit
@@ -25,8 +25,8 @@ def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None
     """The explanation by words, or by the unit asked for, with its `top` strongest pairs."""
     shown = in_unit(explanation, by)
     scale = strongest(shown.document_saliency())
-    query = Labelled("query", words(shown, "query", strongest(shown.query_saliency())))
-    texts = Texts((query, Labelled("document", words(shown, "document", scale))))
+    query = words(shown, "query", strongest(shown.query_saliency()))
+    texts = Texts((query, words(shown, "document", scale)))
     about = Line(sentences.source(shown), "muted"), key(shown), legend(scale, shown.method)
     return Section((texts,)), Section((*figures(shown), *about, *warnings(shown))), Section(pairs(shown, top))
 
@@ -35,7 +35,7 @@ def words(shown: Explanation, side: Role, scale: float) -> Words:
     """The text of one side, tinted by what each token carries."""
     values = (shown.query_saliency() if side == "query" else shown.document_saliency()).tolist()
     notes = tuple(sentences.met(shown, side, index) for index in range(len(values)))
-    return Words(pieces(shown, side), tuple(values), scale, notes)
+    return Words(pieces(shown, side), tuple(values), scale, notes, label=side)
 
 
 def figures(shown: Explanation) -> tuple[Figures, Line]:
