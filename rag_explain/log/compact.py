@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,11 +110,6 @@ def all_cells(explanation: Explanation) -> dict[tuple[int, ...], float]:
     return cells(explanation.top_pairs(explanation.pairs.size))
 
 
-def table(kind: type[Any], **rows: tuple[plain.Write | None, plain.Read | None]) -> plain.FieldTable:
-    """One row per field of a dataclass, which is written and read as it is unless a row says otherwise."""
-    return {item.name: rows.get(item.name, (None, None)) for item in fields(kind)}
-
-
 def _write_pairs(pairs: Sequence[Pair]) -> list[list[float]]:
     return [[*_offsets(pair), pair.value] for pair in pairs]
 
@@ -127,7 +122,7 @@ def _read_pairs(items: Iterable[Any], data: Mapping[str, Any]) -> tuple[Pair, ..
     )
 
 
-_LOGGED = table(LoggedExplanation, size=(list, lambda size, data: tuple(size)), pairs=(_write_pairs, _read_pairs))
+_LOGGED = plain.table(LoggedExplanation, size=(list, lambda size, data: tuple(size)), pairs=(_write_pairs, _read_pairs))
 _OWN = {name: row for name, row in _LOGGED.items() if name != "outline"}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from rag_explain import __version__
 from rag_explain.errors import FormatError, InvalidInput
-from rag_explain.log.compact import LoggedExplanation, table
+from rag_explain.log.compact import LoggedExplanation
 from rag_explain.log.redaction import Policy, Texts, digest, mask
 from rag_explain.results import serialization as plain
 from rag_explain.results.deferred import Deferred, Status, load
@@ -257,7 +257,7 @@ def _read_hit(hit: Mapping[str, Any], query: str | None) -> LoggedHit:
 
 
 # How members are written and read back. A record's hits stand after all that a listing needs.
-_HIT = table(
+_HIT = plain.table(
     LoggedHit,
     around=(list, lambda parts, hit: tuple(parts)),
     explanation=(
@@ -273,4 +273,4 @@ _BODY: dict[str, Any] = {
     "hits": (None, lambda hits, record: tuple(_read_hit(hit, record["query"]) for hit in hits)),
     "metadata": (None, None),
 }
-_HEAD: dict[str, Any] = {**table(Summary, time=_TIME, documents=(list, lambda ids, data: tuple(ids)))}
+_HEAD: dict[str, Any] = {**plain.table(Summary, time=_TIME, documents=(list, lambda ids, data: tuple(ids)))}

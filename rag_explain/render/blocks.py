@@ -20,7 +20,7 @@ class _Visible:
 
 @dataclass(frozen=True, slots=True)
 class Piece(_Visible):
-    """A stretch of a text: the number of the token it belongs to, if any, and whether the encoder read it."""
+    """A stretch of a text, the number of the token it belongs to, if any, and whether the encoder read it."""
 
     text: str
     token: int | None = None
@@ -29,50 +29,34 @@ class Piece(_Visible):
 
 @dataclass(frozen=True, slots=True)
 class Words(_Visible):
-    """A whole text, its words tinted by what each token carries; without values, as it is.
+    """A whole text, its words tinted by the values; `scale` is the |value| with the strongest tint.
 
-    Attributes:
-        values, notes: one per token: what it carries, and a sentence about it for where one can point at it.
-        scale: the |value| that gets the strongest tint.
+    There is one value and one note per token: what it carries, and a sentence to show when one points at it. The label
+    names the text and the number belongs to it: shown among other texts.
     """
 
     pieces: tuple[Piece, ...]
     values: tuple[float, ...] = ()
     scale: float = 0.0
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled(_Visible):
-    """A text with its name, and with a number that belongs to it."""
-
-    label: str
-    words: Words
+    label: str = ""
     number: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts(_Visible):
-    """Labelled texts one below the other; the first is the query."""
+    """Texts with their labels and numbers, one below the other; the first is the query."""
 
-    rows: tuple[Labelled, ...]
+    rows: tuple[Words, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures(_Visible):
-    """A total and the parts it is the sum of, each with its name."""
+    """A total with its name, and what it is the sum of, if it is one."""
 
     name: str
     total: str
-    parts: tuple[tuple[str, str], ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.total}{self.sum}"
-
-    @property
-    def sum(self) -> str:
-        """The parts after an equals sign; nothing where there are none."""
-        return " =" * bool(self.parts) + "".join(f" {value} {name}" for value, name in self.parts)
+    parts: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """Blocks inside another page: a notebook's output cell.
 
-No script, no style element, no id and no class: styles are on the elements themselves. So nothing leaks into
-the notebook or from one output into another, light and dark themes keep their text colour under translucent
-tints, and a notebook that is not trusted, where scripts and styles are removed, still shows it. The page that
-`to_html` writes is the one to explore.
+No script, no style element, no id and no class: styles are on the elements themselves. So nothing leaks from one output
+into another, tints are translucent over the colours of the notebook's theme, and a notebook that is not trusted, where
+scripts and styles are removed, still shows it.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ def _block(target: ET.Element, block: Block) -> None:
         case Texts():
             for index, row in enumerate(block.rows):
                 _add(target, "div", _MUTED, f"{row.label} {row.number}")
-                _words(_add(target, "div", _TEXT if index else _QUERY), row.words)
+                _words(_add(target, "div", _TEXT if index else _QUERY), row)
         case Words():
             _words(_add(target, "div", _TEXT), block)
         case Figures():
             figures = _add(target, "div", "font-variant-numeric:tabular-nums")
             _add(figures, "b", "", f"{block.name} {block.total}")
-            _add(figures, "span", "", block.sum)
+            _add(figures, "span", "", block.parts)
         case Line():
             _add(target, "div", _TONES[block.tone], block.text)
         case Table():

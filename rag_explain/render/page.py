@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -24,6 +23,7 @@ from rag_explain.render.sentences import all_visible, balance, facts, missing, n
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
+from rag_explain.results.serialization import to_json
 from rag_explain.texts.tokens import Role
 
 Item: TypeAlias = Explanation | Hit | Sequence[Explanation]
@@ -32,40 +32,13 @@ Item: TypeAlias = Explanation | Hit | Sequence[Explanation]
 # A document with more words than this is shown by sentences beside its text, a shorter one by all its pairs.
 LONG = 60
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>Why these documents?</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<h1 class="hidden">Why these documents?</h1>
-<noscript>This page needs its own script, and nothing else, to draw the explanation.</noscript>
-<footer>
-<p>Every number is in score units: what a pair of words adds to the score, or takes from it. A share is of the
-sum of |pairs|, never of the score, which pairs of both signs and a part that no word carries make up together.
-“No word” is the score less all pairs: special tokens, prompts, biases. Colours share one scale
-for all documents of a method.</p>
-</footer>
-</main>
-<script type="application/json" id="rag-explain-data">{data}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
-
 
 def write_page(items: Iterable[Item], path: str | Path | None = None) -> str:
     """A page for explanations, hits, or groups of explanations of one pair; also written to `path`, if given."""
     style, script = _asset("page.css"), _asset("page.js")
     sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
-    page = _PAGE.format(policy=policy, style=style, script=script, data=_json(_page_data(items)))
+    page = _asset("page.html").format(policy=policy, style=style, script=script, data=_json(_page_data(items)))
     if path is not None:
         Path(path).write_text(page, encoding="utf-8")
     return page
@@ -85,8 +58,11 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
             query = asked
         methods = sections[-1]["methods"]
         methods += dict.fromkeys(one.method for one in explanations if one.method not in methods)
-        card = {"shown": [_shown_data(one) for one in explanations]}
-        sections[-1]["cards"].append(card | _hit_data(item) if isinstance(item, Hit) else card)
+        card: dict[str, Any] = {"shown": [_shown_data(one) for one in explanations]}
+        if isinstance(item, Hit):
+            card |= {"rank": item.rank, "title": item.id, "text": item.text or ""}
+            card |= {"facts": facts(item), "missing": missing(item)}
+        sections[-1]["cards"].append(card)
     return {"open": len(items) == 1, "sections": sections}
 
 
@@ -100,19 +76,10 @@ def _explanations(item: Item) -> tuple[Explanation, ...]:
     return group
 
 
-def _hit_data(hit: Hit) -> dict[str, Any]:
-    about = {"facts": facts(hit), "missing": missing(hit)}
-    return {"rank": hit.rank, "title": hit.id, "text": hit.text or "", **about}
-
-
 def _shown_data(explanation: Explanation) -> dict[str, Any]:
     shown = in_unit(explanation)
     return {
-        "method": shown.method,
-        "unit": shown.unit,
-        "score": shown.score,
-        "unattributed": shown.unattributed,
-        "additive": shown.additive,
+        **{name: getattr(shown, name) for name in ("method", "unit", "score", "unattributed", "additive")},
         "balance": balance(shown),
         "source": source(shown),
         "notices": notices(shown),
@@ -127,18 +94,16 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
 
 
 def _sentences(shown: Explanation) -> dict[str, Any] | None:
-    if shown.unit != "word" or len(shown.document_tokens) <= LONG:
-        return None
-    by_sentence = shown.by_sentence()
-    if len(by_sentence.document_tokens) < 2:
-        return None
-    return {"texts": names(by_sentence.document_tokens), "pairs": _rounded(by_sentence.pairs)}
+    if shown.unit == "word" and len(shown.document_tokens) > LONG:
+        grouped = shown.by_sentence()
+        if len(grouped.document_tokens) > 1:
+            return {"texts": names(grouped.document_tokens), "pairs": _rounded(grouped.pairs)}
+    return None
 
 
 def _pieces(shown: Explanation, side: Role) -> list[list[Any]]:
-    return [
-        [piece.text, -1 if piece.token is None else piece.token, int(piece.is_read)] for piece in pieces(shown, side)
-    ]
+    found = pieces(shown, side)
+    return [[piece.text, -1 if piece.token is None else piece.token, int(piece.is_read)] for piece in found]
 
 
 def _rounded(values: NDArray[np.float32]) -> list[list[float]]:
@@ -148,7 +113,7 @@ def _rounded(values: NDArray[np.float32]) -> list[list[float]]:
 
 def _json(data: dict[str, Any]) -> str:
     """JSON that can stand inside a script element whatever it holds: no character of it can end the element."""
-    text = json.dumps(all_visible(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = to_json(all_visible(data), compact=True)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

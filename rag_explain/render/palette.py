@@ -18,14 +18,13 @@ class Hues(NamedTuple):
 
     def hex(self, value: float) -> str:
         """The hue of a value, by its sign: #rrggbb."""
-        return "#{:02x}{:02x}{:02x}".format(*self.of(value))
+        return "#{:02x}{:02x}{:02x}".format(*self._of(value))
 
-    def css(self, value: float, alpha: float = 1.0) -> str:
+    def css(self, value: float, alpha: float) -> str:
         """The hue of a value, translucent: rgba(...)."""
-        return "rgba({},{},{},{:.3f})".format(*self.of(value), alpha)
+        return "rgba({},{},{},{:.3f})".format(*self._of(value), alpha)
 
-    def of(self, value: float) -> Colour:
-        """The hue of a value, by its sign."""
+    def _of(self, value: float) -> Colour:
         return self.positive if value > 0 else self.negative
 
 

@@ -6,7 +6,7 @@ Figures are made without pyplot, so the host's backend, style and open figures s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from rag_explain.errors import InvalidInput, MissingExtra
 from rag_explain.render import sentences
 from rag_explain.render.palette import INK, LIGHT, MUTED
 from rag_explain.render.pieces import in_unit
-from rag_explain.render.views.explanation import sums
+from rag_explain.render.views.explanation import figures as figures_of
 from rag_explain.results.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -30,13 +30,14 @@ _WORD, _SENTENCE, _LONG_SENTENCE = 24, 56, 74
 _COLUMNS = 48
 # How many pairs are joined by lines, and from how many words on those without a line are left out.
 _LINES, _ROWS = 20, 16
+# Characters after this one are as wide as they are high, and not in matplotlib's own font.
+_WIDE = 0x2E7F
 
 
-def plot(
-    explanation: Explanation,
-    kind: Literal["heatmap", "connections"] = "heatmap",
-    path: str | Path | None = None,
-) -> Figure:
+Kind = Literal["heatmap", "connections"]
+
+
+def plot(explanation: Explanation, kind: Kind = "heatmap", path: str | Path | None = None) -> Figure:
     """A figure of the explanation by words, or by sentences where there are too many words; saved to `path` if given.
 
     `heatmap` shows every pair; `connections` joins the words of the strongest pairs by lines.
@@ -62,9 +63,7 @@ def plot(
 
 
 def _heatmap(figure: Figure, shown: Explanation) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    # Sentences are long: they stand beside the rows, where they can be read.
+    # Sentences are long: they are beside the rows, where they can be read.
     is_tall = shown.unit == "sentence"
     values = shown.pairs.T if is_tall else shown.pairs
     side, top = (shown.document_tokens, shown.query_tokens) if is_tall else (shown.query_tokens, shown.document_tokens)
@@ -75,30 +74,37 @@ def _heatmap(figure: Figure, shown: Explanation) -> None:
     size = max(4.0, min(7.0, width * 50))
     height = 0.19 if is_tall else width
     axes = _axes(figure, left, _inches(columns, size), width * len(columns), height * len(rows))
-    colours = LinearSegmentedColormap.from_list("rag_explain", [LIGHT.hex(-1), "#ffffff", LIGHT.hex(1)])
-    reach = float(np.abs(values).max()) or 1.0
-    image = axes.imshow(values, cmap=colours, vmin=-reach, vmax=reach, aspect="auto")
     axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticks(range(len(rows)), rows, fontsize=7.0 if is_tall else size, parse_math=False)
     axes.xaxis.tick_top()
-    axes.set_xticks(np.arange(-0.5, len(columns)), minor=True)
-    axes.set_yticks(np.arange(-0.5, len(rows)), minor=True)
+    _cells(axes, values)
+    _caption(axes, shown)
+
+
+def _cells(axes: Axes, values: NDArray[np.float32]) -> None:
+    """The coloured cells with lines between them, and the scale of the colours beside them."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = LinearSegmentedColormap.from_list("rag_explain", [LIGHT.hex(-1), "#ffffff", LIGHT.hex(1)])
+    reach = float(np.abs(values).max()) or 1.0
+    image = axes.imshow(values, cmap=colours, vmin=-reach, vmax=reach, aspect="auto")
+    axes.set_xticks(np.arange(-0.5, values.shape[1]), minor=True)
+    axes.set_yticks(np.arange(-0.5, values.shape[0]), minor=True)
     axes.grid(which="minor", color="#e6e6e2", linewidth=0.5)
     axes.tick_params(which="both", length=0)
     axes.spines[:].set_visible(False)
     place = axes.get_position()
-    beside = figure.add_axes((place.x1 + 0.15 / _WIDTH, place.y0, 0.11 / _WIDTH, place.height))
-    bar = figure.colorbar(image, cax=beside)
-    bar.ax.tick_params(labelsize=6, length=2)
-    bar.ax.locator_params(nbins=5)
+    beside = axes.figure.add_axes((place.x1 + 0.15 / _WIDTH, place.y0, 0.11 / _WIDTH, place.height))
+    bar = axes.figure.colorbar(image, cax=beside)
     bar.outline.set_visible(False)
-    bar.ax.set_title("score units", fontsize=6, loc="left")
-    _caption(axes, shown)
+    beside.tick_params(labelsize=6, length=2)
+    beside.locator_params(nbins=5)
+    beside.set_title("score units", fontsize=6, loc="left")
 
 
 def _connections(figure: Figure, shown: Explanation) -> None:
     is_tall = shown.unit == "sentence"
-    cells = _strongest_cells(shown.pairs)
+    cells = shown.top_cells(_LINES)
     left = _places(len(shown.query_tokens), {i for i, _ in cells})
     right = _places(len(shown.document_tokens), {j for _, j in cells})
     rows = max(len(left), len(right))
@@ -113,11 +119,6 @@ def _connections(figure: Figure, shown: Explanation) -> None:
     for i, j in reversed(cells):  # the strongest on top
         _join(axes, starts[i], ends[j], float(shown.pairs[i, j]) / reach)
     _caption(axes, shown, f"the {len(cells)} strongest pairs, the widest {reach:.4f}; dashed: against the score")
-
-
-def _strongest_cells(pairs: NDArray[np.float32]) -> list[tuple[int, int]]:
-    order = np.argsort(-np.abs(pairs), axis=None, kind="stable")[:_LINES]
-    return [divmod(int(flat), pairs.shape[1]) for flat in order]
 
 
 def _places(count: int, met: set[int]) -> list[int | None]:
@@ -147,15 +148,8 @@ def _join(axes: Axes, start: float, end: float, strength: float) -> None:
     """A curve from one side to the other; `strength` is from -1 to 1, and dashed below 0."""
     x = np.linspace(0.0, 1.0, 40)
     y = start + (end - start) * x * x * (3 - 2 * x)
-    axes.plot(
-        x,
-        y,
-        color=LIGHT.hex(strength),
-        linestyle=(0, (2, 1.5)) if strength < 0 else "-",
-        linewidth=0.3 + 3.2 * abs(strength),
-        alpha=0.25 + 0.65 * abs(strength),
-        clip_on=False,
-    )
+    line = axes.plot(x, y, color=LIGHT.hex(strength), linestyle=(0, (2, 1.5)) if strength < 0 else "-", clip_on=False)
+    line[0].set(linewidth=0.3 + 3.2 * abs(strength), alpha=0.25 + 0.65 * abs(strength))
 
 
 def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
@@ -167,13 +161,15 @@ def _axes(figure: Figure, left: float, top: float, width: float, height: float) 
 
 def _inches(labels: list[str], size: float) -> float:
     """Room for the longest label: letters are a little over half as wide as they are high, full-width ones as wide."""
-    widest = max(sum(1.0 if ord(c) > 0x2E7F else 0.6 for c in label) for label in labels)
+    widest = max(sum(1.0 if ord(c) > _WIDE else 0.6 for c in label) for label in labels)
     return float(widest * size / 72 + 0.12)
 
 
 def _caption(axes: Axes, shown: Explanation, more: str = "") -> None:
-    lines = [f"{sums(shown)}; {sentences.balance(shown)}", sentences.source(shown), *([more] if more else [])]
-    text = "\n".join(sentences.one_line(line, 120) for line in [*lines, *sentences.notices(shown)][:4])
+    figures, balance = figures_of(shown)
+    first = f"{figures.name} {figures.total}{figures.parts}; {balance.text}"
+    lines = [first, sentences.source(shown), *([more] if more else []), *sentences.notices(shown)]
+    text = "\n".join(sentences.one_line(line, 120) for line in lines[:4])
     axes.figure.text(0.01, 0.02, text, va="bottom", fontsize=6, color=MUTED, parse_math=False)
 
 
@@ -181,10 +177,9 @@ def _fonts(shown: Explanation) -> list[str]:
     """matplotlib's default font, then installed ones that know the scripts it does not."""
     from matplotlib import font_manager
 
-    labels = "".join(token.text for token in (*shown.query_tokens, *shown.document_tokens))
     fonts = ["DejaVu Sans"]
-    if any(ord(character) > 0x2E7F for character in labels):
+    if any(ord(c) > _WIDE for token in (*shown.query_tokens, *shown.document_tokens) for c in token.text):
         installed = {font.name for font in font_manager.fontManager.ttflist}
-        wanted: list[Any] = ["Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Thai", "Noto Emoji", "Arial Unicode MS"]
+        wanted = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Thai", "Noto Emoji", "Arial Unicode MS")
         fonts += [name for name in wanted if name in installed]
     return fonts

@@ -9,13 +9,12 @@ import numpy as np
 
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
-from rag_explain.results.notices import METHOD, STAND_INS, Notice
+from rag_explain.results.notices import METHOD, STAND_INS
 from rag_explain.texts.tokens import Role, Token, Unit
 
 # Control characters move cursors and colour terminals, overrides turn text around: shown as such, not obeyed.
-_CONTROLS = dict.fromkeys(
-    [*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x202D, 0x202E, *range(0xD800, 0xE000)], 0xFFFD
-)
+_ACTING = (*range(9), *range(11, 32), *range(0x7F, 0xA0), 0x202D, 0x202E, *range(0xD800, 0xE000))
+_CONTROLS = dict.fromkeys(_ACTING, 0xFFFD)
 # What turns a part of a text around until it is closed: a line that is cut may have lost the closing one.
 _DIRECTIONS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 _MET = 3
@@ -58,9 +57,9 @@ def number(value: float) -> str:
     return f"{value:+.4f}"
 
 
-def no_word(unit: Unit) -> str:
-    """What to call the part of a score that no pair of this unit carries."""
-    return f"no {unit}"
+def parts(total: float, unattributed: float, unit: Unit) -> str:
+    """What to write after a total: the sum of what pairs of this unit carry and what no pair carries."""
+    return f" = {number(total - unattributed)} {unit}s {number(unattributed)} no {unit}"
 
 
 def balance(explanation: Explanation) -> str:
@@ -80,14 +79,13 @@ def source(explanation: Explanation) -> str:
 
 def notices(explanation: Explanation) -> list[str]:
     """What a reader must know before trusting the numbers."""
-    reason = explanation.surrogate
-    found = [] if reason is None else [f"Stand-in: {reason}"]
-    found += [_notice(notice) for notice in explanation.notices if notice.code not in STAND_INS]
+    found = [] if explanation.surrogate is None else [f"Stand-in: {explanation.surrogate}"]
+    told = [notice for notice in explanation.notices if notice.code not in STAND_INS]
+    found += [f"Note: {notice.text}" if notice.code == METHOD else notice.text for notice in told]
     if explanation.query is None or explanation.document is None:
         found.append("The texts were not kept: words are shown by their numbers.")
     if explanation.references:
-        known = ", ".join(f"{key} {value:.4g}" for key, value in explanation.references.items())
-        found.append(f"References: {known}")
+        found.append("References: " + ", ".join(f"{key} {value:.4g}" for key, value in explanation.references.items()))
     return found
 
 
@@ -113,7 +111,3 @@ def met(explanation: Explanation, side: Role, index: int) -> str:
     best = np.argsort(-np.abs(row), kind="stable")[:_MET]
     named = ", ".join(f"{name(others[k], int(k))} {number(float(row[k]))}" for k in best)
     return f"carries {number(float(row.sum()))} score units; met {named}" if named else ""
-
-
-def _notice(notice: Notice) -> str:
-    return f"Note: {notice.text}" if notice.code == METHOD else notice.text

@@ -50,7 +50,7 @@ def _block(block: Block) -> RenderableType | None:
         case Words():
             return _words(block)
         case Figures():
-            return Text.assemble(f"{block.name} ", (block.total, "bold"), block.sum)
+            return Text.assemble(f"{block.name} ", (block.total, "bold"), block.parts)
         case Line():
             return Text("! " * (block.tone == "warning") + block.text, _TONES[block.tone])
         case Table():
@@ -70,7 +70,7 @@ def _texts(texts: Texts) -> RichTable:
     grid.add_column(overflow="fold")
     for row in texts.rows:
         numbers = [Text(row.number, "bold")] if has_numbers else []
-        grid.add_row(Text(row.label), *numbers, _words(row.words))
+        grid.add_row(Text(row.label), *numbers, _words(row))
     return grid
 
 

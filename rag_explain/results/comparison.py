@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from rag_explain.results.display import Viewable
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.serialization import to_plain
-
-if TYPE_CHECKING:
-    from rag_explain.render.blocks import View
 
 
 @dataclass(frozen=True)
@@ -38,15 +35,27 @@ class Compared:
         """The largest relative error that the method itself reports of its two halves; None where it has none."""
         return None if self.explanation is None else self.explanation.error
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: the figures of the table, and the explanation in full."""
+        why = self.explanation
+        return {
+            "method": self.method,
+            "score": None if why is None else why.score,
+            "gap": None if why is None else why.gap,
+            "error": to_plain(self.error),
+            "seconds": self.seconds,
+            "reason": self.reason,
+            "explanation": None if why is None else why.to_dict(),
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Viewable):
     """Several methods on one pair.
 
     Attributes:
-        agreement: (m, m) float64, Spearman's rank correlation of the values that two methods give to the
-        pairs of words;
-            NaN where a method refused or gives all pairs the same value.
+        agreement: (m, m) float64, Spearman's rank correlation of the values that two methods give to the pairs of
+            words; NaN where a method refused or gives all pairs the same value.
     """
 
     _width: ClassVar[int] = 120
@@ -57,37 +66,16 @@ class Comparison(Viewable):
     @classmethod
     def of(cls, rows: Sequence[Compared]) -> Comparison:
         """Compare answers about the same pair of texts."""
-        words = [None if row.explanation is None else row.explanation.by_word() for row in rows]
-        agreement = np.full((len(rows), len(rows)), math.nan)
-        for i, one in enumerate(words):
-            for j, other in enumerate(words):
-                if one is not None and other is not None:
-                    agreement[i, j] = rank_correlation(one.pairs.ravel(), other.pairs.ravel())
+        nothing = np.empty(0)  # correlates with nothing
+        pairs = [nothing if row.explanation is None else row.explanation.by_word().pairs.ravel() for row in rows]
+        agreement = np.array([rank_correlation(one, other) for one in pairs for other in pairs])
+        agreement = agreement.reshape(len(rows), len(rows))
         agreement.flags.writeable = False
         return cls(tuple(rows), agreement)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the table, with every explanation in full."""
-        return {
-            "rows": [
-                {
-                    "method": row.method,
-                    "score": None if row.explanation is None else row.explanation.score,
-                    "gap": None if row.explanation is None else row.explanation.gap,
-                    "error": to_plain(row.error),
-                    "seconds": row.seconds,
-                    "reason": row.reason,
-                    "explanation": None if row.explanation is None else row.explanation.to_dict(),
-                }
-                for row in self.rows
-            ],
-            "agreement": to_plain(self.agreement),
-        }
-
-    def _view(self) -> View:
-        from rag_explain.render.views.comparison import comparison_view
-
-        return comparison_view(self)
+        return {"rows": [row.to_dict() for row in self.rows], "agreement": to_plain(self.agreement)}
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(row.method for row in self.rows)})"

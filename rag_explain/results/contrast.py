@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.display import Viewable
 from rag_explain.results.explanation import Explanation
-
-if TYPE_CHECKING:
-    from rag_explain.render.blocks import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +27,9 @@ class Difference:
     def value(self) -> float:
         """got - wanted: above zero it speaks for the document that was got."""
         return self.got - self.wanted
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "value": self.value}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,22 +65,20 @@ class Contrast(Viewable):
 
     def query_words(self) -> list[Difference]:
         """What each word of the query carries for either document; the largest difference first."""
-        wanted, got = self.wanted.query_saliency(), self.got.query_saliency()
-        found = [
-            Difference(token.label, None, float(wanted[i]), float(got[i]))
-            for i, token in enumerate(self.got.query_tokens)
-        ]
-        return sorted(found, key=lambda item: -abs(item.value))
+        carried = (one.query_saliency().tolist() for one in (self.wanted, self.got))
+        words = zip(self.got.query_tokens, *carried, strict=True)
+        return _largest_first(Difference(token.label, None, wanted, got) for token, wanted, got in words)
 
     def pairs(self, k: int | None = None) -> list[Difference]:
         """The pairs of words that made the difference, the largest first; a word of both documents is one pair."""
         cells: dict[tuple[int, str], list[float]] = {}
         for side, explanation in enumerate((self.wanted, self.got)):
-            for (i, word), value in _cells(explanation).items():
-                cells.setdefault((i, word), [0.0, 0.0])[side] = value
-        words = [token.label for token in self.got.query_tokens]
-        found = [Difference(words[i], word, wanted, got) for (i, word), (wanted, got) in cells.items()]
-        return sorted(found, key=lambda item: -abs(item.value))[:k]
+            words = [token.label.casefold() for token in explanation.document_tokens]
+            for i, row in enumerate(explanation.pairs.tolist()):
+                for word, value in zip(words, row, strict=True):  # wherever in the document the word is
+                    cells.setdefault((i, word), [0.0, 0.0])[side] += value
+        query = [token.label for token in self.got.query_tokens]
+        return _largest_first(Difference(query[i], word, *values) for (i, word), values in cells.items())[:k]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -91,31 +88,15 @@ class Contrast(Viewable):
             "query": self.query,
             "difference": self.difference,
             "unattributed": self.unattributed,
-            "query_words": [_plain(item) for item in self.query_words()],
-            "pairs": [_plain(item) for item in self.pairs()],
+            "query_words": [item.to_dict() for item in self.query_words()],
+            "pairs": [item.to_dict() for item in self.pairs()],
             "wanted": self.wanted.to_dict(),
             "got": self.got.to_dict(),
         }
-
-    def _view(self) -> View:
-        from rag_explain.render.views.contrast import contrast_view
-
-        return contrast_view(self)
 
     def __repr__(self) -> str:
         return f"Contrast(wanted={self.wanted.score:.4f}, got={self.got.score:.4f}, {self.got.method})"
 
 
-def _cells(explanation: Explanation) -> dict[tuple[int, str], float]:
-    """What a word of the query and a word of the document carry, wherever in the document the word stands."""
-    words = [token.label.casefold() for token in explanation.document_tokens]
-    columns = {word: number for number, word in enumerate(dict.fromkeys(words))}
-    pairs = explanation.pairs
-    summed = np.zeros((len(pairs), len(columns)))
-    for place, word in enumerate(words):
-        summed[:, columns[word]] += pairs[:, place]
-    return {(i, word): float(summed[i, j]) for i in range(len(pairs)) for word, j in columns.items()}
-
-
-def _plain(item: Difference) -> dict[str, Any]:
-    return {"query": item.query, "document": item.document, "wanted": item.wanted, "got": item.got, "value": item.value}
+def _largest_first(differences: Iterable[Difference]) -> list[Difference]:
+    return sorted(differences, key=lambda item: -abs(item.value))

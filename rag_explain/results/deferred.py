@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -16,7 +17,7 @@ class Deferred(Generic[T]):
     A computation that fails leaves a reason and no value: it never raises into the host's search.
 
     Args:
-        compute: makes the value; None for one that is skipped or has failed.
+        compute: makes the value; None for one that is not pending.
         reason: why there is no value, for one that is skipped or has failed.
         together: fills several pending ones in one batch, which is cheaper than one by one. `load` calls it.
     """
@@ -27,21 +28,20 @@ class Deferred(Generic[T]):
         *,
         status: Status = "pending",
         reason: str | None = None,
+        value: T | None = None,
         together: Callable[[Sequence[Deferred[T]]], None] | None = None,
     ) -> None:
+        self.status: Status = status
+        self.reason = reason
+        self._value = value
         self._compute = compute
         self._together = together
         self._lock = threading.Lock()
-        self._value: T | None = None
-        self.status: Status = status
-        self.reason = reason
 
     @classmethod
     def ready(cls, value: T) -> Deferred[T]:
         """One whose value is there already."""
-        deferred = cls(None, status="ready")
-        deferred._value = value
-        return deferred
+        return cls(None, status="ready", value=value)
 
     @classmethod
     def skipped(cls, reason: str) -> Deferred[T]:
@@ -53,16 +53,15 @@ class Deferred(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.status == "pending":  # the computation cannot leave the process
-            return _restored, ("skipped", "it was not computed before the hit was pickled", None)
-        return _restored, (self.status, self.reason, self._value)
+            return Deferred.skipped, ("it was not computed before the hit was pickled",)
+        return partial(Deferred, None, status=self.status, reason=self.reason, value=self._value), ()
 
     def get(self) -> T | None:
         """The value, computed now if it is pending; None when it was skipped or has failed."""
-        if self.status == "pending":
-            with self._lock:
-                if self.status == "pending":
-                    self._run()
-        return self._value
+        with self._lock:
+            if self.status == "pending":
+                self._run()
+            return self._value
 
     def peek(self) -> T | None:
         """The value if it is ready; never computes."""
@@ -92,12 +91,8 @@ class Deferred(Generic[T]):
 def load(deferred: Iterable[Deferred[T]]) -> None:
     """Compute all that are pending: in one batch where they share one, else one by one."""
     pending = [one for one in deferred if one.status == "pending"]
-    batches = {id(one._together): one._together for one in pending if one._together is not None}
-    for key, together in batches.items():
-        together([one for one in pending if id(one._together) == key])
+    for together in dict.fromkeys(one._together for one in pending):
+        if together is not None:
+            together([one for one in pending if one._together == together])
     for one in pending:
         one.get()
-
-
-def _restored(status: Status, reason: str | None, value: Any) -> Deferred[Any]:
-    return Deferred(None, status=status, reason=reason) if value is None else Deferred.ready(value)

@@ -12,13 +12,15 @@ if TYPE_CHECKING:
 
 
 class Viewable:
-    """A result that a terminal, a notebook and `print` show as the view that it names."""
+    """A result that a terminal, a notebook and `print` show."""
 
     __slots__ = ()
     _width: ClassVar[int] = 100  # characters of a line that is printed
 
     def _view(self) -> View:
-        raise NotImplementedError
+        from rag_explain.render.views import view_of
+
+        return view_of(self)
 
     def __rich__(self) -> RenderableType:
         from rag_explain.render.terminal import draw

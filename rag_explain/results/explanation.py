@@ -15,32 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.errors import FormatError, InvalidInput
+from rag_explain.results import serialization as plain
 from rag_explain.results.display import Displayable
 from rag_explain.results.grouping import largest, summed
-from rag_explain.results.notices import Notice, merged, stand_in_reason, truncated_sides
+from rag_explain.results.notices import TRUNCATED, Notice, merged, stand_in_reason
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
-from rag_explain.results.serialization import (
-    FieldTable,
-    fields_from_dict,
-    fields_to_dict,
-    parsed_json,
-    read_notices,
-    read_numbers,
-    read_tokens,
-    read_unit,
-    to_json,
-    write_array,
-    write_mapping,
-    write_notices,
-    write_tokens,
-)
 from rag_explain.texts.tokens import Role, Token, Unit
 from rag_explain.texts.units import text_units
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from rag_explain.render.blocks import View
 
 Array = NDArray[np.float32]
 FORMAT, VERSION = "rag_explain.explanation", 2
@@ -114,18 +98,15 @@ class Explanation(ReadOnly, Displayable):
             raise InvalidInput(f"matrix must be {expected}: one row per token and one for the rest, not {matrix.shape}")
         if not np.isfinite(matrix).all() or not np.isfinite(self.score):
             raise InvalidInput("the matrix or the score holds NaN or infinity: the encoder's output is not usable")
-        object.__setattr__(self, "matrix", matrix)
-        if self.similarities is not None:
-            object.__setattr__(self, "similarities", readonly(self.similarities))
-        object.__setattr__(self, "notices", tuple(self.notices))
-        for side in ("query", "document"):
-            tokens = tuple(getattr(self, f"{side}_tokens"))
-            # A text that is not kept must not live on in its tokens.
-            kept = tokens if getattr(self, side) is not None else tuple(token.without_text() for token in tokens)
-            object.__setattr__(self, f"{side}_tokens", kept)
+        values: dict[str, Any] = {"matrix": matrix, "score": float(self.score), "notices": tuple(self.notices)}
+        values["similarities"] = None if self.similarities is None else readonly(self.similarities)
         for name in ("settings", "provenance", "references"):
-            object.__setattr__(self, name, readonly_mapping(getattr(self, name)))
-        object.__setattr__(self, "score", float(self.score))
+            values[name] = readonly_mapping(getattr(self, name))
+        for text, name in ((self.query, "query_tokens"), (self.document, "document_tokens")):
+            # A text that is not kept must not live on in its tokens.
+            values[name] = tuple(one if text is not None else one.without_text() for one in getattr(self, name))
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     # ------------------------------------------------------------------ what it says
 
@@ -147,7 +128,7 @@ class Explanation(ReadOnly, Displayable):
     @property
     def truncated(self) -> tuple[Role, ...]:
         """The sides ("query", "document") of which the encoder read only a part."""
-        return truncated_sides(self.notices)
+        return tuple(notice.side for notice in self.notices if notice.code == TRUNCATED and notice.side is not None)
 
     def with_notices(self, *notices: Notice) -> Explanation:
         """The same explanation with more to know about it."""
@@ -158,21 +139,16 @@ class Explanation(ReadOnly, Displayable):
         """score - pairs.sum(): what no pair of this unit carries (biases; by words also special tokens)."""
         return self.score - float(self.pairs.sum(dtype=np.float64))
 
+    def top_cells(self, k: int = 10) -> list[tuple[int, int]]:
+        """Where in `pairs` the k largest |values| are, largest first; ties keep reading order."""
+        order = np.argsort(-np.abs(self.pairs), axis=None, kind="stable")[: max(0, k)]
+        return [divmod(int(flat), len(self.document_tokens)) for flat in order]
+
     def top_pairs(self, k: int = 10) -> list[Pair]:
         """The k pairs with the largest |value|, largest first; ties keep reading order."""
-        size = np.abs(self.pairs, dtype=np.float64)
-        total = float(size.sum()) or 1.0
-        width = max(1, len(self.document_tokens))
-        cells = (divmod(int(flat), width) for flat in np.argsort(-size, axis=None, kind="stable")[: max(0, k)])
-        return [
-            Pair(
-                self.query_tokens[i],
-                self.document_tokens[j],
-                float(self.pairs[i, j]),
-                float(size[i, j]) / total,
-            )
-            for i, j in cells
-        ]
+        total = float(np.abs(self.pairs, dtype=np.float64).sum()) or 1.0
+        cells = ((i, j, float(self.pairs[i, j])) for i, j in self.top_cells(k))
+        return [Pair(self.query_tokens[i], self.document_tokens[j], value, abs(value) / total) for i, j, value in cells]
 
     def document_saliency(self) -> Array:
         """(n_d,): what each document token carries over all query tokens, in score units."""
@@ -186,13 +162,9 @@ class Explanation(ReadOnly, Displayable):
 
     def highlights(self, k: int = 5) -> list[Highlight]:
         """The k pieces of the document that carry most, with their character offsets; largest first."""
-        values = self.document_saliency()
-        order = [i for i in np.argsort(-values, kind="stable") if self.document_tokens[i].part == "text"]
-        return [
-            Highlight(token.text, token.start, token.end, float(values[i]))
-            for i in order[: max(0, k)]
-            for token in [self.document_tokens[i]]
-        ]
+        carried = zip(self.document_tokens, self.document_saliency().tolist(), strict=True)
+        found = [Highlight(one.text, one.start, one.end, value) for one, value in carried if one.part == "text"]
+        return sorted(found, key=lambda highlight: -highlight.value)[: max(0, k)]
 
     # ------------------------------------------------------------------ coarser units
 
@@ -215,13 +187,13 @@ class Explanation(ReadOnly, Displayable):
         cut = self.truncated
         query_tokens, rows = text_units(self.query_tokens, self.query, "word", truncated="query" in cut)
         document_tokens, columns = text_units(self.document_tokens, self.document, unit, truncated="document" in cut)
-        shape = (len(query_tokens), len(document_tokens))
+        shape = (len(query_tokens) + 1, len(document_tokens) + 1)
         similarities = self.similarities
         return replace(
             self,
             query_tokens=query_tokens,
             document_tokens=document_tokens,
-            matrix=summed(self.matrix, rows, columns, (shape[0] + 1, shape[1] + 1)),
+            matrix=summed(self.matrix, rows, columns, shape),
             similarities=None if similarities is None else largest(similarities, rows, columns, shape),
             unit=unit,
         )
@@ -231,12 +203,12 @@ class Explanation(ReadOnly, Displayable):
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything that `from_dict` needs, the format's version, and the sums to look at."""
         sums = {"gap": self.gap, "unattributed": self.unattributed, "surrogate": self.surrogate}
-        return {"format": FORMAT, "version": VERSION, **fields_to_dict(self, FIELDS), **sums}
+        return {"format": FORMAT, "version": VERSION, **plain.fields_to_dict(self, FIELDS), **sums}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
         """The inverse of `to_dict`; refuses data of another format or of another version."""
-        values = fields_from_dict(data, FIELDS, FORMAT, VERSION, "an explanation")
+        values = plain.fields_from_dict(data, FIELDS, FORMAT, VERSION, "an explanation")
         try:
             return cls(**values)
         except (TypeError, ValueError) as error:
@@ -244,12 +216,12 @@ class Explanation(ReadOnly, Displayable):
 
     def to_json(self) -> str:
         """`to_dict` as one line of JSON."""
-        return to_json(self.to_dict())
+        return plain.to_json(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Explanation:
         """The inverse of `to_json`."""
-        return cls.from_dict(parsed_json(text))
+        return cls.from_dict(plain.parsed_json(text))
 
     # ------------------------------------------------------------------ looking at it
 
@@ -259,35 +231,20 @@ class Explanation(ReadOnly, Displayable):
 
         return plot(self, kind, path)
 
-    def _view(self) -> View:
-        from rag_explain.render.views.explanation import explanation_view
-
-        return explanation_view(self)
-
     def __repr__(self) -> str:
         n_q, n_d = self.pairs.shape
         return f"Explanation({self.method}, {n_q} x {n_d} {self.unit}s, score={self.score:.4f})"
 
 
-# One row per field decides how it is written to plain data and read back.
-FIELDS: FieldTable = {
-    "query": (None, None),
-    "document": (None, None),
-    "query_tokens": (write_tokens, read_tokens("query")),
-    "document_tokens": (write_tokens, read_tokens("document")),
-    "matrix": (write_array, read_numbers("query_tokens", "document_tokens", rest=1)),
-    "score": (None, None),
-    "method": (None, None),
-    "additive": (None, None),
-    "unit": (None, read_unit),
-    "settings": (write_mapping, None),
-    "model": (None, None),
-    "fingerprint": (None, None),
-    "references": (write_mapping, None),
-    "similarities": (write_array, read_numbers("query_tokens", "document_tokens", rest=0)),
-    "measure": (None, None),
-    "returned": (None, None),
-    "error": (None, None),
-    "notices": (write_notices, read_notices),
-    "provenance": (write_mapping, None),
-}
+FIELDS = plain.table(
+    Explanation,
+    query_tokens=(plain.write_tokens, plain.read_tokens("query")),
+    document_tokens=(plain.write_tokens, plain.read_tokens("document")),
+    matrix=(np.ndarray.tolist, plain.read_matrix(rest=1)),
+    unit=(None, plain.read_unit),
+    settings=(dict, None),
+    references=(dict, None),
+    similarities=(np.ndarray.tolist, plain.read_matrix(rest=0)),
+    notices=(plain.write_notices, plain.read_notices),
+    provenance=(dict, None),
+)

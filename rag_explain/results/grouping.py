@@ -16,7 +16,7 @@ def summed(matrix: NDArray[np.float32], rows: Index, columns: Index, shape: tupl
 
 
 def largest(values: NDArray[np.float32], rows: Index, columns: Index, shape: tuple[int, int]) -> NDArray[np.float32]:
-    """The largest of the values (n_q, n_d) in each pair of units."""
-    best = np.full((shape[0] + 1, shape[1] + 1), -np.inf)
+    """The largest of the values (n_q, n_d) in each pair of units; `shape` is that of the matrix, with a rest."""
+    best = np.full(shape, -np.inf)
     np.maximum.at(best, (rows[:, None], columns[None, :]), values)
     return best[:-1, :-1].astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+from typing import Any, Literal, SupportsIndex, overload
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.deferred import Deferred, Status, load
@@ -13,13 +13,6 @@ from rag_explain.results.explanation import Explanation
 from rag_explain.results.metric import Metric
 from rag_explain.results.notices import OTHER_SCORE
 from rag_explain.results.serialization import to_plain
-
-if TYPE_CHECKING:
-    from rag_explain.render.blocks import View
-
-
-def _not_asked_for() -> Deferred[Explanation]:
-    return Deferred.skipped("not asked for")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,7 +31,7 @@ class Hit(Displayable):
     score: float | None
     metric: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    handle: Deferred[Explanation] = field(default_factory=_not_asked_for, repr=False)
+    handle: Deferred[Explanation] = field(default_factory=lambda: Deferred.skipped("not asked for"), repr=False)
     around: tuple[str, str] = field(default=("", ""), repr=False)
 
     @property
@@ -74,27 +67,14 @@ class Hit(Displayable):
         claimed, exact = None if metric is None else metric.similarity(self.score), self.similarity
         return None if claimed is None or exact is None else claimed - exact
 
-    def _view(self) -> View:
-        return Hits((self,))._view()
-
     __str__ = object.__str__  # printing computes nothing
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON. Never computes: a pending explanation is written as None."""
         explanation = self.handle.peek()
-        return {
-            "id": self.id,
-            "text": self.text,
-            "metadata": to_plain(self.metadata),
-            "rank": self.rank,
-            "score": self.score,
-            "metric": self.metric,
-            "similarity": self.similarity,
-            "gap": self.gap,
-            "status": self.status,
-            "reason": self.reason,
-            "explanation": None if explanation is None else explanation.to_dict(),
-        }
+        names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason")
+        plain: dict[str, Any] = to_plain({name: getattr(self, name) for name in names})
+        return plain | {"explanation": None if explanation is None else explanation.to_dict()}
 
 
 class Hits(tuple[Hit, ...], Displayable):
@@ -111,11 +91,6 @@ class Hits(tuple[Hit, ...], Displayable):
             raise InvalidInput(f"a hit has no part {part!r} to load: use 'explanation'")
         load(hit.handle for hit in self)
         return self
-
-    def _view(self) -> View:
-        from rag_explain.render.views.hits import hits_view
-
-        return hits_view(self)
 
     __str__ = object.__str__  # printing computes nothing
 

@@ -56,11 +56,6 @@ def stand_in_reason(notices: Iterable[Notice]) -> str | None:
     return "; ".join(dict.fromkeys(notice.text for notice in notices if notice.code in STAND_INS)) or None
 
 
-def truncated_sides(notices: Iterable[Notice]) -> tuple[Role, ...]:
-    """The sides of which the encoder read only a part."""
-    return tuple(notice.side for notice in notices if notice.code == TRUNCATED and notice.side is not None)
-
-
 def merged(*groups: Iterable[Notice]) -> tuple[Notice, ...]:
     """Notices in the order in which they became known, each once."""
     return tuple(dict.fromkeys(notice for group in groups for notice in group))

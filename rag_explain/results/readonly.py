@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,20 +15,18 @@ from rag_explain.results.serialization import to_plain
 
 
 class ReadOnly:
-    """A dataclass of read-only arrays and mappings that can be pickled, although such mappings cannot."""
+    """A dataclass of read-only arrays and mappings that can be pickled, although such mappings cannot.
+
+    Arrays come out of a pickle writeable, and the constructor makes them read-only again.
+    """
 
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = [item.name for item in fields(self) if item.init]  # type: ignore[arg-type]  # a dataclass
         values = {name: getattr(self, name) for name in made}
-        plain_values = {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in values.items()}
-        return rebuild, (type(self), plain_values)
-
-
-def rebuild(kind: type[Any], values: dict[str, Any]) -> Any:
-    """What pickle calls: arrays come back writeable, and the constructor makes them read-only again."""
-    return kind(**values)
+        plain = {name: dict(value) if isinstance(value, MappingProxyType) else value for name, value in values.items()}
+        return partial(type(self), **plain), ()
 
 
 def readonly(array: NDArray[Any]) -> NDArray[np.float32]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, get_args
 
 import numpy as np
@@ -12,15 +13,13 @@ from numpy.typing import NDArray
 
 from rag_explain.errors import FormatError
 from rag_explain.results.notices import Notice
-from rag_explain.texts.tokens import Part, Token, Unit
+from rag_explain.texts.tokens import Part, Role, Token, Unit
 
 Write = Callable[[Any], Any]
 # Reads a field's plain value; the second argument holds all plain values, for a field that depends on another.
 Read = Callable[[Any, Mapping[str, Any]], Any]
-FieldTable = Mapping[str, tuple[Write | None, Read | None]]
-
-_PARTS = frozenset(get_args(Part))
-_UNITS = frozenset(get_args(Unit))
+Row = tuple[Write | None, Read | None]
+FieldTable = Mapping[str, Row]
 
 
 def to_plain(value: Any) -> Any:
@@ -59,31 +58,36 @@ def parsed_json(text: str) -> Any:
         raise FormatError(f"this is not JSON: {error}") from error
 
 
-def fields_to_dict(result: object, table: FieldTable) -> dict[str, Any]:
-    """The fields of a result that stand in the table, as plain data."""
+def table(kind: type[Any], **rows: Row) -> FieldTable:
+    """One row per field of a dataclass, which is written and read as it is unless a row says otherwise."""
+    return {item.name: rows.get(item.name, (None, None)) for item in fields(kind)}
+
+
+def fields_to_dict(result: object, rows: FieldTable) -> dict[str, Any]:
+    """The fields of a result that are in the table, as plain data."""
     plain = {}
-    for name, (write, _) in table.items():
+    for name, (write, _) in rows.items():
         value = getattr(result, name)
         plain[name] = value if write is None or value is None else write(value)
     return plain
 
 
-def fields_from_dict(data: Mapping[str, Any], table: FieldTable, form: str, version: int, what: str) -> dict[str, Any]:
+def fields_from_dict(data: Mapping[str, Any], rows: FieldTable, form: str, version: int, what: str) -> dict[str, Any]:
     """The inverse of `fields_to_dict`; another format, another version and damaged data are refused."""
-    if not isinstance(data, Mapping) or data.get("format") != form:
-        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+    found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+    if found != form:
         raise FormatError(f"this is not {what}: its format is {found!r}, not {form!r}")
     if data.get("version") != version:
         raise FormatError(f"format version {data.get('version')!r} cannot be read: this library reads {version}")
-    return read_fields(data, table, what)
+    return read_fields(data, rows, what)
 
 
-def read_fields(data: Mapping[str, Any], table: FieldTable, what: str) -> dict[str, Any]:
+def read_fields(data: Mapping[str, Any], rows: FieldTable, what: str) -> dict[str, Any]:
     """The fields of the table, read from plain data; refuses damaged data."""
     try:
         return {
             name: data[name] if read is None or data[name] is None else read(data[name], data)
-            for name, (_, read) in table.items()
+            for name, (_, read) in rows.items()
         }
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise FormatError(f"{what} is damaged: {error!r}") from error
@@ -92,13 +96,8 @@ def read_fields(data: Mapping[str, Any], table: FieldTable, what: str) -> dict[s
 # ---------------------------------------------------------------------- kinds of fields
 
 
-def write_array(values: NDArray[np.float32]) -> list[Any]:
-    """Numbers as nested lists."""
-    return list(values.tolist())
-
-
-def read_numbers(rows: str, columns: str, *, rest: int) -> Read:
-    """Reads a matrix with one row and column per token of two other fields, and `rest` more of each."""
+def read_matrix(*, rest: int) -> Read:
+    """Reads a matrix with one row per query token and one column per document token, and `rest` more of each."""
 
     def read(values: Any, data: Mapping[str, Any]) -> NDArray[np.float32]:
         numbers = np.asarray(values)
@@ -106,7 +105,7 @@ def read_numbers(rows: str, columns: str, *, rest: int) -> Read:
             raise ValueError("something in a matrix is not a number")
         if np.any(np.abs(numbers[np.isfinite(numbers)]) > np.finfo(np.float32).max):
             raise ValueError("a number in a matrix is too large")
-        return numbers.astype(np.float32).reshape(len(data[rows]) + rest, len(data[columns]) + rest)
+        return numbers.astype(np.float32).reshape(len(data["query_tokens"]) + rest, len(data["document_tokens"]) + rest)
 
     return read
 
@@ -116,25 +115,21 @@ def write_tokens(tokens: Sequence[Token]) -> list[list[Any]]:
     return [[token.start, token.end, token.part, token.piece] for token in tokens]
 
 
-def read_tokens(side: str) -> Read:
-    """Reads tokens whose texts stand in the field `side`."""
-
-    def read(items: Any, data: Mapping[str, Any]) -> tuple[Token, ...]:
-        return tuple(_token(item, data[side]) for item in items)
-
-    return read
+def read_tokens(side: Role) -> Read:
+    """Reads tokens whose texts are in the field `side`."""
+    return lambda items, data: tuple(_token(item, data[side]) for item in items)
 
 
 def _token(item: Sequence[Any], text: str | None) -> Token:
     start, end, part, piece = item
-    if part not in _PARTS or not 0 <= start <= end or (text is not None and end > len(text)):
+    if part not in get_args(Part) or not 0 <= start <= end or (text is not None and end > len(text)):
         raise ValueError(f"no such token: {item!r}")
     return Token("" if text is None else text[start:end], int(start), int(end), part, str(piece))
 
 
 def read_unit(value: Any, data: Mapping[str, Any]) -> Any:
     """Reads the name of a unit."""
-    if value not in _UNITS:
+    if value not in get_args(Unit):
         raise ValueError(f"unknown unit {value!r}")
     return value
 
@@ -147,8 +142,3 @@ def write_notices(notices: Sequence[Notice]) -> list[list[Any]]:
 def read_notices(items: Any, data: Mapping[str, Any]) -> tuple[Notice, ...]:
     """The inverse of `write_notices`."""
     return tuple(Notice(str(code), str(text), level, side) for code, text, level, side in items)
-
-
-def write_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A read-only mapping as an ordinary dictionary."""
-    return dict(mapping)

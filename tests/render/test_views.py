@@ -18,7 +18,6 @@ from rag_explain.render import palette
 from rag_explain.render.blocks import (
     Column,
     Figures,
-    Labelled,
     Legend,
     Line,
     Piece,
@@ -39,8 +38,8 @@ from tests.support.samples import DOCUMENT, OTHER, QUERY, explain
 RAW = "\x1b[2J\u202eraw"
 SEEN = "\ufffd[2J\ufffdraw"
 EVERY_BLOCK = (
-    Section((Texts((Labelled(RAW, Words((Piece(RAW, 0), Piece(RAW, None, False)), (0.5,), 1.0, (RAW,)), RAW),)),)),
-    Section((Figures(RAW, RAW, ((RAW, RAW),)), Line(RAW), Line(RAW, "muted"), Line(RAW, "warning"))),
+    Section((Texts((Words((Piece(RAW, 0), Piece(RAW, None, False)), (0.5,), 1.0, (RAW,), RAW, RAW),)),)),
+    Section((Figures(RAW, RAW, RAW + RAW), Line(RAW), Line(RAW, "muted"), Line(RAW, "warning"))),
     Section((Table((Column(RAW), Column(RAW, is_number=True)), ((RAW, RAW),), RAW, (0.5,), 1.0), Legend(1.0, RAW))),
     Section((Words((Piece(RAW),)),), RAW, 1, RAW),
 )
@@ -104,7 +103,7 @@ def test_hits_of_several_queries_and_methods_keep_them_apart() -> None:
         for k, one in enumerate((explain(), explain(document=OTHER), weak))
     ]
     view = Hits(found)._view()
-    queries = [block.rows[0].words for section in view for block in section.blocks if isinstance(block, Texts)]
+    queries = [block.rows[0] for section in view for block in section.blocks if isinstance(block, Texts)]
     assert ["".join(piece.text for piece in words.pieces) for words in queries] == [QUERY, "Another question"]
     scales = [block.scale for section in view for block in section.blocks if isinstance(block, Words)]
     assert scales[0] == scales[1] == pytest.approx(np.abs(explain().by_word().document_saliency()).max())

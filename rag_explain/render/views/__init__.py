@@ -1,1 +1,29 @@
-"""Views: each module has a function from a result to sections of blocks, which any drawer can draw."""
+"""A view is a function of a result that says what is shown of it, as blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rag_explain.render.blocks import View
+from rag_explain.render.views.comparison import comparison_view
+from rag_explain.render.views.contrast import contrast_view
+from rag_explain.render.views.explanation import explanation_view
+from rag_explain.render.views.hits import hits_view
+from rag_explain.results.comparison import Comparison
+from rag_explain.results.contrast import Contrast
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit, Hits
+
+_VIEWS: dict[type[Any], Callable[[Any], View]] = {
+    Explanation: explanation_view,
+    Hit: lambda hit: hits_view((hit,)),
+    Hits: hits_view,
+    Contrast: contrast_view,
+    Comparison: comparison_view,
+}
+
+
+def view_of(result: object) -> View:
+    """The view of a result, with its defaults."""
+    return next(view(result) for kind, view in _VIEWS.items() if isinstance(result, kind))

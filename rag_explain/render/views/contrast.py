@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rag_explain.render.blocks import Column, Figures, Labelled, Line, Piece, Section, Table, Texts, View, Words
-from rag_explain.render.sentences import no_word, number, one_line, source
+from rag_explain.render.blocks import Column, Figures, Line, Piece, Section, Table, Texts, View, Words
+from rag_explain.render.sentences import number, one_line, parts, source
 from rag_explain.render.views.explanation import warnings
 from rag_explain.results.contrast import Contrast, Difference
 
@@ -13,27 +13,21 @@ from rag_explain.results.contrast import Contrast, Difference
 def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
     """The `top` words of the query and the `top` pairs that made the largest difference."""
     sides = {"wanted": contrast.wanted, "got": contrast.got}
-    texts = [Labelled("query", _text(contrast.query))]
-    texts += [Labelled(side, _text(one.document), f"{one.score:.4f}") for side, one in sides.items()]
-    carried = number(contrast.difference - contrast.unattributed), "words"
-    rest = number(contrast.unattributed), no_word("word")
+    texts = [_text("query", contrast.query)]
+    texts += [_text(side, one.document, f"{one.score:.4f}") for side, one in sides.items()]
+    total = contrast.difference
+    figures = Figures("difference", number(total), parts(total, contrast.unattributed, "word"))
     notices = (line for side, one in sides.items() for line in warnings(one, f"{side}: "))
     return (
         Section((Texts(tuple(texts)),)),
-        Section(
-            (
-                Figures("difference", number(contrast.difference), (carried, rest)),
-                Line(source(contrast.got), "muted"),
-                *notices,
-            )
-        ),
+        Section((figures, Line(source(contrast.got), "muted"), *notices)),
         Section((_table(contrast.query_words()[:top], "word of the query"),)),
         Section((_table(contrast.pairs(top), "query · document"),)),
     )
 
 
-def _text(text: str | None) -> Words:
-    return Words((Piece(text or ""),))
+def _text(label: str, text: str | None, number: str = "") -> Words:
+    return Words((Piece(text or ""),), label=label, number=number)
 
 
 def _table(items: Sequence[Difference], title: str) -> Table:

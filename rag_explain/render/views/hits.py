@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rag_explain.render import sentences
-from rag_explain.render.blocks import Block, Labelled, Line, Piece, Section, Texts, View, Words
+from rag_explain.render.blocks import Block, Line, Piece, Section, Texts, View, Words
 from rag_explain.render.pieces import in_unit, pieces
 from rag_explain.render.views.explanation import figures, key, legend, pairs, strongest, warnings, words
 from rag_explain.results.deferred import load
@@ -53,7 +53,7 @@ def _notes(explained: Sequence[Explanation], scales: Mapping[str, tuple[float, f
 
 def _query(shown: Explanation) -> Section:
     """The query, said once for all its hits and therefore not in the tints of one of them."""
-    return Section((Texts((Labelled("query", Words(pieces(shown, "query"))),)),))
+    return Section((Texts((Words(pieces(shown, "query"), label="query"),)),))
 
 
 def _body(shown: Explanation, top: int, tint: float, bar: float) -> tuple[Block, ...]:
