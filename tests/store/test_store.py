@@ -49,8 +49,8 @@ def test_what_is_served_does_not_depend_on_who_built_it(precision: str, tmp_path
     with Store(tmp_path, precision=precision) as store:  # type: ignore[arg-type]
         read = store.get([make_key(0)])[make_key(0)].placed
     np.testing.assert_array_equal(built.block.numpy(), read.block.numpy())
-    assert built.error == read.error
-    assert built.tokens == read.tokens
+    assert built.factors.error == read.factors.error
+    assert built.factors.tokens == read.factors.tokens
 
 
 def test_each_document_is_built_once_by_whichever_thread_asks_first(tmp_path: Path) -> None:
