@@ -104,7 +104,7 @@ class Disk(Tier):
         with self._lock:
             for key in keys:
                 self._touched.pop(key, None)
-        self._file.erase_set_aside()
+        self._file.set_aside.unlink(missing_ok=True)
         left = self.has(list(keys)) | self.owned_by(owners)
         if left:
             raise StoreError(f"{len(left)} rows came back while they were being erased: forget them again")
@@ -132,7 +132,7 @@ class Disk(Tier):
     def info(self) -> dict[str, Any]:
         counts = "SELECT count(*), coalesce(sum(size), 0), (SELECT count(DISTINCT owner) FROM documents) FROM uses"
         rows, size, documents = self._file.read(lambda connection: connection.execute(counts).fetchone())
-        path = self._file.path
+        path, set_aside = self._file.path, self._file.set_aside
         return {
             "folder": str(self.folder),
             "rows": rows,
@@ -140,7 +140,7 @@ class Disk(Tier):
             "file_bytes": path.stat().st_size if path.exists() else 0,
             "max_bytes": self._max_bytes,
             "documents": documents,
-            "set_aside": [path.name for path in self._file.set_aside()],
+            "set_aside": [set_aside.name] if set_aside.exists() else [],
             "readonly": not self._file.writable,
         }
 

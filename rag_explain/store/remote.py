@@ -9,11 +9,11 @@ place that is down or slow costs one timeout; then it is not asked for a while, 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -24,11 +24,10 @@ from rag_explain.store.tier import OWNER_BYTES, Row, Tier
 
 T = TypeVar("T")
 
-log = logging.getLogger("rag_explain.store")
-
 _ROWS = "factors/"
 _MARKS = "documents/"
 _MAGIC = b"RXO1"
+_PAUSE = 60.0  # seconds during which a place that failed is not asked again
 
 
 class Objects(Protocol):
@@ -83,8 +82,6 @@ class Bucket(Objects):
         return {name for name, exists in zip(names, _together(map(one, names)), strict=True) if exists}
 
     def get(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Those that exist, fetched together."""
-
         async def one(name: str) -> bytes | None:
             try:
                 result = await self._obstore.get_async(self._store, name)
@@ -96,27 +93,19 @@ class Bucket(Objects):
         return {name: data for name, data in found if data is not None}
 
     def put(self, items: Mapping[str, bytes]) -> None:
-        """Write all, sent together."""
-
-        async def one(name: str, data: bytes) -> None:
-            await self._obstore.put_async(self._store, name, data)
-
-        _together(one(name, data) for name, data in items.items())
+        _together(self._obstore.put_async(self._store, name, data) for name, data in items.items())
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
-            try:
+            with suppress(FileNotFoundError):
                 self._obstore.delete(self._store, name)
-            except FileNotFoundError:
-                log.debug("%s was gone already", name)
 
     def names(self, prefix: str) -> Iterator[str]:
-        for page in self._obstore.list(self._store, prefix=prefix):
-            for item in page:
-                yield item["path"]
+        return (item["path"] for page in self._obstore.list(self._store, prefix=prefix) for item in page)
 
 
-def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+def _together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """What all of these calls return; they are made and run at the same time, inside one event loop."""
     import asyncio
 
     async def gathered() -> list[T]:
@@ -131,26 +120,18 @@ class Remote(Tier):
     Args:
         timeout: seconds that a lookup may take before the document is computed here instead.
         patience: seconds that a write, an erasure or a listing may take.
-        pause: seconds during which a place that failed is not asked again.
         readonly: never write or delete an object.
     """
 
     name = "remote"
 
     def __init__(
-        self,
-        objects: Objects,
-        *,
-        timeout: float = 2.0,
-        patience: float = 60.0,
-        pause: float = 60.0,
-        readonly: bool = False,
+        self, objects: Objects, *, timeout: float = 2.0, patience: float = 60.0, readonly: bool = False
     ) -> None:
         self.readonly = readonly
         self._objects = objects
         self._timeout = timeout
         self._patience = patience
-        self._pause = pause
         self._resume = 0.0
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
@@ -175,7 +156,7 @@ class Remote(Tier):
         self._optional(write, self._patience)
 
     def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
-        """Give rows that are kept already more owners: new marks, and the rows written again with all of theirs."""
+        """Write new marks, and the rows again with all of their owners."""
         rows = self.get([key for key, _ in links])
         changed = [
             replace(rows[key], owners=tuple(dict.fromkeys((*rows[key].owners, *owners))))
@@ -222,11 +203,6 @@ class Remote(Tier):
         rows = self._within(lambda: sum(1 for _ in self._objects.names(_ROWS)), self._patience)
         return {"objects": type(self._objects).__name__, "rows": rows}
 
-    def close(self) -> None:
-        """Nothing is kept open."""
-
-    # ------------------------------------------------------------------ deadlines
-
     def _optional(self, call: Callable[[], T], seconds: float) -> T:
         """`call`, unless the place failed a moment ago."""
         if time.monotonic() < self._resume:
@@ -248,7 +224,7 @@ class Remote(Tier):
         wait([future], seconds)
         error = future.exception(0) if future.done() else TimeoutError(f"no answer within {seconds:g} s")
         if error is not None:
-            self._resume = time.monotonic() + self._pause
+            self._resume = time.monotonic() + _PAUSE
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise StoreError(f"the remote store failed: {reason}") from error
         self._resume = 0.0

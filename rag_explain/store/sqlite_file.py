@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,16 +26,15 @@ T = TypeVar("T")
 
 log = logging.getLogger("rag_explain.store")
 
-APPLICATION_ID = 0x52584631  # "RXF1"
-SCHEMA_VERSION = 2
-FILE = "factors.sqlite"
-SET_ASIDE = "factors.sqlite.damaged"
+_APPLICATION_ID = 0x52584631  # "RXF1"
+_SCHEMA_VERSION = 2
+_FILE = "factors.sqlite"
+_SET_ASIDE = "factors.sqlite.damaged"
 _LOCK = "factors.lock"
 _PAGE = 16_384
 _READ_PATIENCE = 2.0  # seconds: after that, computing the factors is quicker than waiting for them
 _PAUSE = 10.0  # seconds for which a file that stayed locked is not read again
 _NAP = 0.015  # seconds between two attempts at a locked file: SQLite's own naps grow, and miss the gaps
-_BESIDE = ("-journal", "-wal", "-shm")  # what SQLite puts beside its file
 _SCHEMA = {
     "rows": "CREATE TABLE rows (key BLOB PRIMARY KEY, data BLOB NOT NULL)",
     # Apart from the rows, because SQLite rewrites a whole row, with its data, to change one of its columns.
@@ -83,7 +83,8 @@ class SqliteFile:
 
     def __init__(self, folder: str | Path, *, timeout: float = 10.0, readonly: bool = False) -> None:
         self.folder = Path(folder).absolute()
-        self.path = self.folder / FILE
+        self.path = self.folder / _FILE
+        self.set_aside = self.folder / _SET_ASIDE
         self._timeout = timeout
         self._resume = 0.0
         self._closed = False
@@ -203,33 +204,33 @@ class SqliteFile:
         try:
             # On a file of its own, never on the database, whose locks SQLite owns.
             with FileLock(self.folder / _LOCK, timeout=60, mode=0o600):
-                if bad is not None and _inode(self.path) == bad:
-                    self._set_aside("it cannot be read or written")
-                try:
-                    if self.path.exists():
-                        self._adopt()
-                except sqlite3.Error as error:
-                    if not _is_bad(error):
-                        raise
-                    self._set_aside(str(error))
+                if self.path.exists():
+                    self._adopt(bad)
                 if not self.path.exists():
                     self._create()
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"the store {self.folder} cannot be opened: {error}") from error
 
-    def _adopt(self) -> None:
+    def _adopt(self, bad: tuple[int, int] | None) -> None:
         """Check that the file is a store. If it has a write-ahead log, which would keep erased bytes, that goes."""
-        connection = _open(self.path.as_uri() + "?mode=rw", self._timeout)
-        with closing(connection), suppress(sqlite3.OperationalError):  # another process is using the file: as it is
-            connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+        try:
+            if bad is not None and _inode(self.path) == bad:
+                raise ForeignFile("it cannot be read or written")
+            connection = _open(self.path.as_uri() + "?mode=rw", self._timeout)
+            with closing(connection), suppress(sqlite3.OperationalError):  # another process is using the file: as it is
+                connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+        except sqlite3.Error as error:
+            if not _is_bad(error):
+                raise
+            os.replace(self.path, self.set_aside)
+            log.warning("the store %s starts anew: %s; the old file is kept as %s", self.folder, error, _SET_ASIDE)
 
     def _create(self) -> None:
         """Make the file under another name and rename it once it is complete: no process ever opens half of it."""
-        new = self.folder / f"{FILE}.new"
-        new.unlink(missing_ok=True)
-        for suffix in _BESIDE:  # of a new file that was not finished, or of a file that was removed
-            Path(f"{new}{suffix}").unlink(missing_ok=True)
-            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        new = self.folder / f"{_FILE}.new"
+        # Of a new file that was not finished, or of a file that was removed or set aside.
+        for path, suffix in product((new, self.path), ("", "-journal", "-wal", "-shm")):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
         # What SQLite makes beside the file has the rights of the file.
         os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
         with closing(_open(new.as_uri() + "?mode=rw", check=False)) as connection:
@@ -239,27 +240,10 @@ class SqliteFile:
             for statement in _SCHEMA.values():
                 connection.execute(statement)
             connection.execute("INSERT INTO epoch VALUES (random())")
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
             connection.execute("COMMIT")
         os.replace(new, self.path)
-
-    def _set_aside(self, reason: str) -> None:
-        """Rename the file, in place of one that was set aside before."""
-        self.erase_set_aside()
-        for suffix in ("", *_BESIDE):
-            with suppress(FileNotFoundError):
-                os.replace(f"{self.path}{suffix}", self.folder / f"{SET_ASIDE}{suffix}")
-        log.warning("the store %s starts anew: %s; the old file is kept as %s", self.folder, reason, SET_ASIDE)
-
-    def set_aside(self) -> list[Path]:
-        """The file that was set aside in this folder, with what SQLite had put beside it."""
-        return [path for suffix in ("", *_BESIDE) if (path := self.folder / f"{SET_ASIDE}{suffix}").exists()]
-
-    def erase_set_aside(self) -> None:
-        """Remove what was set aside."""
-        for path in self.set_aside():
-            path.unlink(missing_ok=True)
 
 
 def _open(uri: str, timeout: float = _NAP, *, check: bool = True) -> sqlite3.Connection:
@@ -283,11 +267,11 @@ def _open(uri: str, timeout: float = _NAP, *, check: bool = True) -> sqlite3.Con
 def _check(connection: sqlite3.Connection) -> None:
     """Refuse a database that holds anything but a store's own tables: no trigger and no view is ever run."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
         raise ForeignFile("it is not a store of rag_explain")
-    if version > SCHEMA_VERSION:
+    if version > _SCHEMA_VERSION:
         raise StoreError(f"the store was made by a newer rag_explain (format {version}): update, or give another path")
-    if version < SCHEMA_VERSION:
+    if version < _SCHEMA_VERSION:
         raise ForeignFile(f"it was made by an older rag_explain (format {version})")
     found = {
         name: sql

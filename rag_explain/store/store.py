@@ -185,20 +185,12 @@ class Store(AbstractContextManager["Store"]):
         if isinstance(ids, str):
             raise InvalidInput("give a list of document ids, not one string")
         owners = list(map(owner, ids))
-        failed: dict[str, StoreError] = {}
         with self._gate:
             self._own_epoch += 1
             gone = self._memory.forget(owners)
-            for tier in self._tiers:
-                try:
-                    gone |= tier.owned_by(owners)
-                except StoreError as error:
-                    failed[tier.name] = error
-            for tier in self._tiers:
-                try:
-                    tier.forget(owners, gone)
-                except StoreError as error:
-                    failed[tier.name] = error
+            # All keys first: a row may have its owners in another tier only.
+            failed = self._failures(lambda tier: gone.update(tier.owned_by(owners)))
+            failed |= self._failures(lambda tier: tier.forget(owners, gone))
             self._memory_epoch = self._epoch()
             if self._tiers:
                 self._memory.clear()  # it may hold rows whose owners only another process knew
@@ -206,6 +198,15 @@ class Store(AbstractContextManager["Store"]):
             reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise StoreError(f"the documents are not erased everywhere ({reasons}): forget them again")
         return len(gone)
+
+    def _failures(self, step: Callable[[Tier], None]) -> dict[str, StoreError]:
+        failed = {}
+        for tier in self._tiers:
+            try:
+                step(tier)
+            except StoreError as error:
+                failed[tier.name] = error
+        return failed
 
     def _epoch(self) -> tuple[int, object]:
         """Something that changes whenever a document is forgotten, by this store or by a process on the same disk."""
@@ -259,8 +260,8 @@ class Store(AbstractContextManager["Store"]):
     def close(self) -> None:
         """Let go of everything; what was put is on disk already."""
         self._memory.clear()
-        for tier in self._tiers:
-            tier.close()
+        if self._disk is not None:
+            self._disk.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()

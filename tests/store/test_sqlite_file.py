@@ -123,7 +123,6 @@ def test_one_damaged_file_is_set_aside_the_newest_and_forgetting_erases_it(
             disk.put([make_row(seed, n=200)])
         with open(path, "r+b") as file:
             file.write(b"not a database")
-    (tmp_path / "factors.sqlite.damaged-wal").write_bytes(b"of an older file")
     with Store(tmp_path) as store:
         assert caplog.text.count("starts anew") == 2
         assert store.info()["disk"]["set_aside"] == ["factors.sqlite.damaged"]
