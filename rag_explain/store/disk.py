@@ -21,6 +21,9 @@ DEFAULT_DISK_BYTES = 10 * 2**30
 _EVICTED = 200  # rows that are dropped between two looks at the file's size
 _SCANNED = 16  # rows that are in memory at a time while all are read
 _TOUCHES = 10_000  # uses remembered between two writes
+_BYTES_IN_USE = (
+    "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+)
 
 
 class Disk(Tier):
@@ -35,12 +38,7 @@ class Disk(Tier):
     name = "disk"
 
     def __init__(
-        self,
-        folder: str | Path,
-        *,
-        max_bytes: int = DEFAULT_DISK_BYTES,
-        timeout: float = 10.0,
-        readonly: bool = False,
+        self, folder: str | Path, *, max_bytes: int = DEFAULT_DISK_BYTES, timeout: float = 10.0, readonly: bool = False
     ) -> None:
         self._file = SqliteFile(folder, timeout=timeout, readonly=readonly)
         self.folder = self._file.folder
@@ -48,8 +46,6 @@ class Disk(Tier):
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._touched: dict[bytes, int] = {}  # rows that were read since the last write, and when
-
-    # ------------------------------------------------------------------ rows
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         return set(self._select("SELECT key FROM uses WHERE key = ?", keys))
@@ -87,8 +83,6 @@ class Disk(Tier):
     def delete(self, key: bytes) -> None:
         self._file.write(lambda connection: _delete(connection, [key], "rows", "uses"))
 
-    # ------------------------------------------------------------------ erasing
-
     def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
         return set(self._select("SELECT key FROM documents WHERE owner = ?", owners))
 
@@ -118,8 +112,6 @@ class Disk(Tier):
         gone = self._file.write(lambda connection: _evict(connection, max_bytes))
         self._file.give_back()
         return gone
-
-    # ------------------------------------------------------------------ looking after it
 
     def scan(self) -> Iterator[Row]:
         following = f"SELECT key FROM uses WHERE key > ? ORDER BY key LIMIT {_SCANNED}"
@@ -187,7 +179,7 @@ def _delete(connection: sqlite3.Connection, keys: Iterable[bytes], *tables: str)
 def _evict(connection: sqlite3.Connection, max_bytes: int) -> int:
     """Drop the rows used longest ago until the pages in use take at most `max_bytes`; how many went."""
     gone = 0
-    while (excess := _bytes_in_use(connection) - max_bytes) > 0:
+    while (excess := connection.execute(_BYTES_IN_USE).fetchone()[0] - max_bytes) > 0:
         oldest: list[bytes] = []
         for key, size in connection.execute("SELECT key, size FROM uses ORDER BY used, key LIMIT ?", [_EVICTED]):
             oldest.append(key)
@@ -199,13 +191,6 @@ def _evict(connection: sqlite3.Connection, max_bytes: int) -> int:
         _delete(connection, oldest, "rows", "uses", "documents")
         gone += len(oldest)
     return gone
-
-
-def _bytes_in_use(connection: sqlite3.Connection) -> int:
-    pages, free, size = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
-    )
-    return int((pages - free) * size)
 
 
 def _now() -> int:

@@ -22,13 +22,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def factors_key(
-    text: str | Passage,
-    *,
-    role: Role,
-    fingerprint: str,
-    method: str,
-    settings: Mapping[str, Any],
-    precision: str,
+    text: str | Passage, *, role: Role, fingerprint: str, method: str, settings: Mapping[str, Any], precision: str
 ) -> bytes:
     """The 32-byte key of one text's factors.
 

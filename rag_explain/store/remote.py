@@ -136,16 +136,16 @@ class Remote(Tier):
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         names = {_ROWS + key.hex(): key for key in keys}
-        return {names[name] for name in self._optional(lambda: self._existing(list(names)), self._timeout)}
+        return {names[name] for name in self._ask(lambda: self._existing(list(names)), self._timeout)}
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
         names = {_ROWS + key.hex(): key for key in keys}
-        found = self._optional(lambda: dict(self._objects.get(list(names))), self._timeout)
+        found = self._ask(lambda: dict(self._objects.get(list(names))), self._timeout)
         return {names[name]: _unwrap(names[name], data) for name, data in found.items()}
 
     def put(self, rows: Sequence[Row]) -> None:
         """Write the rows; first the marks, so that no row is ever there that cannot be forgotten."""
-        marks = {_mark(owner, row.key): b"" for row in rows for owner in row.owners}
+        marks = {f"{_MARKS}{owner.hex()}/{row.key.hex()}": b"" for row in rows for owner in row.owners}
         data = {_ROWS + row.key.hex(): _wrap(row) for row in rows}
 
         def write() -> None:
@@ -153,7 +153,7 @@ class Remote(Tier):
                 self._objects.put(marks)
             self._objects.put(data)
 
-        self._optional(write, self._patience)
+        self._ask(write, self._patience)
 
     def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
         """Write new marks, and the rows again with all of their owners."""
@@ -167,10 +167,10 @@ class Remote(Tier):
             self.put(changed)
 
     def delete(self, key: bytes) -> None:
-        self._optional(lambda: self._objects.delete([_ROWS + key.hex()]), self._patience)
+        self._ask(lambda: self._objects.delete([_ROWS + key.hex()]), self._patience)
 
     def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
-        marks = self._within(lambda: self._marks(owners), self._patience)
+        marks = self._insist(lambda: self._marks(owners), self._patience)
         return {bytes.fromhex(name.rpartition("/")[2]) for name in marks}
 
     def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
@@ -184,7 +184,7 @@ class Remote(Tier):
                 raise StoreError("objects were still there after they were deleted")
             self._objects.delete(self._marks(owners))  # last: with its marks, a row that is left can be found again
 
-        self._within(erase, self._patience)
+        self._insist(erase, self._patience)
 
     def _marks(self, owners: Sequence[bytes]) -> list[str]:
         return [name for owner in owners for name in self._objects.names(f"{_MARKS}{owner.hex()}/")]
@@ -194,22 +194,22 @@ class Remote(Tier):
         return set(self._objects.get(names)) if has is None else has(names)
 
     def scan(self) -> Iterator[Row]:
-        for name in self._within(lambda: list(self._objects.names(_ROWS)), self._patience):
+        for name in self._insist(lambda: list(self._objects.names(_ROWS)), self._patience):
             key = bytes.fromhex(name.removeprefix(_ROWS))
-            found = self._within(partial(self._objects.get, [name]), self._patience)
+            found = self._insist(partial(self._objects.get, [name]), self._patience)
             yield _unwrap(key, found.get(name, b""))
 
     def info(self) -> dict[str, Any]:
-        rows = self._within(lambda: sum(1 for _ in self._objects.names(_ROWS)), self._patience)
+        rows = self._insist(lambda: sum(1 for _ in self._objects.names(_ROWS)), self._patience)
         return {"objects": type(self._objects).__name__, "rows": rows}
 
-    def _optional(self, call: Callable[[], T], seconds: float) -> T:
+    def _ask(self, call: Callable[[], T], seconds: float) -> T:
         """`call`, unless the place failed a moment ago."""
         if time.monotonic() < self._resume:
             raise StoreError("the remote store failed a moment ago and is left alone for now")
-        return self._within(call, seconds)
+        return self._insist(call, seconds)
 
-    def _within(self, call: Callable[[], T], seconds: float) -> T:
+    def _insist(self, call: Callable[[], T], seconds: float) -> T:
         """`call` in a thread that is given up after `seconds`: a place that hangs must not hang the host."""
         future: Future[T] = Future()
 
@@ -243,7 +243,3 @@ def _unwrap(key: bytes, data: bytes) -> Row:
     if data[: len(_MAGIC)] != _MAGIC or end > len(data):
         return Row(key, b"")
     return Row(key, data[end:], tuple(data[at : at + OWNER_BYTES] for at in range(start, end, OWNER_BYTES)))
-
-
-def _mark(owner: bytes, key: bytes) -> str:
-    return f"{_MARKS}{owner.hex()}/{key.hex()}"

@@ -46,26 +46,18 @@ _SCHEMA = {
 }
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "secure_delete=ON", "synchronous=FULL")
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-_UNREADABLE = _DAMAGE | {sqlite3.SQLITE_TOOBIG, 0}  # 0: Python could not make a value of it
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}  # the file as a whole is set aside
 
 
 class ForeignFile(sqlite3.DatabaseError):
     """The file is a healthy database, but not a store of this format."""
 
-
-def _is_busy(error: sqlite3.Error) -> bool:
-    return _code(error) in _BUSY
+    sqlite_errorcode = sqlite3.SQLITE_NOTADB
 
 
 def is_unreadable(error: sqlite3.Error) -> bool:
     """Whether what the file holds is the cause, rather than the machine or another process."""
-    return _code(error) in _UNREADABLE
-
-
-def _is_bad(error: sqlite3.Error) -> bool:
-    """Whether the file as a whole is the cause, and should be set aside."""
-    return isinstance(error, ForeignFile) or _code(error) in _DAMAGE
+    return _code(error) in _DAMAGE | {sqlite3.SQLITE_TOOBIG, 0}  # 0: Python could not make a value of it
 
 
 def _code(error: sqlite3.Error) -> int:
@@ -74,12 +66,7 @@ def _code(error: sqlite3.Error) -> int:
 
 
 class SqliteFile:
-    """The file `folder`/factors.sqlite. Trouble with it is a `StoreError`.
-
-    Args:
-        timeout: seconds to wait for another process's write before giving up.
-        readonly: open only to read: no file and no folder is made.
-    """
+    """The file `folder`/factors.sqlite, with the arguments of `Disk`. Trouble with it is a `StoreError`."""
 
     def __init__(self, folder: str | Path, *, timeout: float = 10.0, readonly: bool = False) -> None:
         self.folder = Path(folder).absolute()
@@ -95,8 +82,6 @@ class SqliteFile:
         if not self.readonly:
             self._prepare()
 
-    # ------------------------------------------------------------------ using it
-
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`work` on one state of the file, which no other process changes meanwhile."""
         if time.monotonic() < self._resume:
@@ -110,7 +95,7 @@ class SqliteFile:
             try:
                 return self._patiently(min(self._timeout, _READ_PATIENCE), look)
             except sqlite3.Error as error:
-                if _is_busy(error):
+                if _code(error) in _BUSY:
                     self._resume = time.monotonic() + _PAUSE
                 raise
 
@@ -133,7 +118,7 @@ class SqliteFile:
             try:
                 return self._patiently(self._timeout, change)
             except sqlite3.Error as error:
-                if not _is_bad(error):
+                if _code(error) not in _DAMAGE:
                     raise
             self._prepare(bad=inode)
             return self._patiently(self._timeout, change)
@@ -154,7 +139,7 @@ class SqliteFile:
         try:
             yield
         except sqlite3.Error as error:
-            trouble = "stayed locked by another process" if _is_busy(error) else f"{trouble}: {error}"
+            trouble = "stayed locked by another process" if _code(error) in _BUSY else f"{trouble}: {error}"
             raise StoreError(f"the store {self.folder} {trouble}") from error
 
     def _patiently(self, seconds: float, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -165,7 +150,7 @@ class SqliteFile:
                 with self._connection() as connection:
                     return work(connection)
             except sqlite3.Error as error:
-                if not _is_busy(error) or time.monotonic() > deadline:
+                if _code(error) not in _BUSY or time.monotonic() > deadline:
                     raise
 
     def _connection(self) -> closing[sqlite3.Connection]:
@@ -182,12 +167,10 @@ class SqliteFile:
         try:
             return closing(_open(self.path.as_uri() + "?mode=ro"))
         except sqlite3.OperationalError as error:
-            if _is_busy(error):
+            if _code(error) in _BUSY:
                 raise
         # A killed process left a journal, which only a writer may play back: what it had half written will not decode.
         return closing(_open(self.path.as_uri() + "?immutable=1"))
-
-    # ------------------------------------------------------------------ making it, and setting it aside
 
     def _make_folder(self) -> None:
         try:
@@ -220,7 +203,7 @@ class SqliteFile:
             with closing(connection), suppress(sqlite3.OperationalError):  # another process is using the file: as it is
                 connection.execute("PRAGMA journal_mode=DELETE").fetchall()
         except sqlite3.Error as error:
-            if not _is_bad(error):
+            if _code(error) not in _DAMAGE:
                 raise
             os.replace(self.path, self.set_aside)
             log.warning("the store %s starts anew: %s; the old file is kept as %s", self.folder, error, _SET_ASIDE)

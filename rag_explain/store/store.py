@@ -223,8 +223,6 @@ class Store(AbstractContextManager["Store"]):
             self._memory_epoch = epoch
         return epoch
 
-    # ------------------------------------------------------------------ looking after it
-
     def verify(self) -> dict[str, dict[str, int]]:
         """Read every row of every tier, and delete damaged ones. Rows and damaged rows per tier."""
         report = {}
@@ -265,8 +263,6 @@ class Store(AbstractContextManager["Store"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    # ------------------------------------------------------------------ trouble in a tier
 
     @contextmanager
     def _tolerated(self, tier: Tier, doing: str) -> Iterator[None]:
