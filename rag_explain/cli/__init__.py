@@ -1,4 +1,4 @@
-"""rag-explain, the command line. Each command is a module with `add(commands)`; heavy imports happen when it runs."""
+"""rag-explain, the command line. Each command is a module that `add` registers; heavy imports happen when it runs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,14 @@ from rag_explain.errors import RagExplainError
 _COMMANDS = (explain, index, search, demo, doctor, store, log)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; an error made on purpose is one line on stderr and exit code 2."""
     top = argparse.ArgumentParser(prog="rag-explain", description="Why did the retriever return this document?")
     top.add_argument("--version", action="version", version=f"rag-explain {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.add(commands)
-    return top
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; an error made on purpose is one line on stderr and exit code 2."""
-    arguments = parser().parse_args(argv)
+    arguments = top.parse_args(argv)
     try:
         code: int = arguments.run(arguments)
     except RagExplainError as error:

@@ -22,7 +22,6 @@ _OTHERS = (
 
 
 def add(commands: Any) -> None:
-    """Register the command."""
     command = commands.add_parser("demo", help="search a small corpus and see why each document was found")
     command.add_argument("query", nargs="?", default=_QUERY)
     add_result_arguments(command)
@@ -31,7 +30,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Embed the corpus, search it, explain what was found."""
     from rich.console import Console
 
     from rag_explain.faiss import FaissRetriever
@@ -44,15 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
             ids=[document["id"] for document in documents],
             metadata=[{"topic": document["topic"]} for document in documents],
         )
-        hits = retriever.search(arguments.query, arguments.k, top=arguments.explain)
-        write(hits, arguments)
+        write(retriever.search(arguments.query, arguments.k, top=arguments.explain), arguments)
     if not arguments.json:
-        Console(highlight=False).print(
-            f"{len(documents)} paragraphs were searched. Try: rag-explain demo ",
-            " | ".join(f'"{query}"' for query in _OTHERS if query != arguments.query),
-            sep="",
-            markup=False,
-        )
+        others = " | ".join(f'"{query}"' for query in _OTHERS if query != arguments.query)
+        text = f"{len(documents)} paragraphs were searched. Try: rag-explain demo {others}"
+        Console(highlight=False).print(text, markup=False)
     return 0
 
 

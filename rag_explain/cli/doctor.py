@@ -10,7 +10,6 @@ from rag_explain.errors import RagExplainError
 
 
 def add(commands: Any) -> None:
-    """Register the command."""
     command = commands.add_parser("doctor", help="say what is supported of a model, and how well it adds up")
     command.add_argument(
         "model", nargs="?", default=DEFAULT_MODEL, help="name or folder of a sentence-transformers model"

@@ -10,7 +10,6 @@ from rag_explain.cli.output import add_output_arguments, write
 
 
 def add(commands: Any) -> None:
-    """Register the command."""
     command = commands.add_parser("explain", help="explain why a document matches a query")
     command.add_argument("query")
     command.add_argument("document")
@@ -20,8 +19,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Explain one pair and show it."""
     with make_explainer(arguments) as explainer:
-        explanation = explainer.explain(arguments.query, arguments.document)
-    write(explanation, arguments)
+        write(explainer.explain(arguments.query, arguments.document), arguments)
     return 0

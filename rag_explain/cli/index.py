@@ -28,19 +28,15 @@ class Document:
 
 
 def add(commands: Any) -> None:
-    """Register the command."""
     command = commands.add_parser("index", help="make text files searchable")
     command.add_argument("paths", nargs="+", type=Path, metavar="FILE|DIR", help=f"{', '.join(_SUFFIXES)}")
-    command.add_argument(
-        "--index", type=Path, default=DEFAULT_FOLDER, help=f"where to write (default {DEFAULT_FOLDER})"
-    )
+    command.add_argument("--index", type=Path, default=DEFAULT_FOLDER, help="where to write (default %(default)s)")
     command.add_argument("--chunk", type=int, default=128, metavar="TOKENS", help="length of a chunk (default 128)")
     add_model_arguments(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, cut, embed and save."""
     from rich.console import Console
 
     from rag_explain.faiss import FaissRetriever
@@ -67,17 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
 def read_documents(path: Path) -> Iterator[Document]:
     """The documents of one file, or of all text files below a folder, in the order of their names."""
     if path.is_dir():
-        files = sorted(
-            file
-            for file in path.rglob("*")
-            if file.suffix.lower() in _SUFFIXES
-            and file.is_file()
-            and not any(part.startswith(".") for part in file.relative_to(path).parts)
-        )
-        if not files:
+        files = (file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file())
+        names = sorted(file.relative_to(path) for file in files)
+        names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+        if not names:
             raise InvalidInput(f"there is no {', '.join(_SUFFIXES)} file in {path}")
-        for file in files:
-            yield from _read(file, str(file.relative_to(path)))
+        for name in names:
+            yield from _read(path / name, str(name))
     elif path.suffix.lower() not in _SUFFIXES:
         raise InvalidInput(f"{path} is not a text file that can be read here: give {', '.join(_SUFFIXES)}")
     else:

@@ -19,11 +19,8 @@ def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
     form.add_argument("--json", action="store_true", help="print JSON, for machines")
     form.add_argument("--html", metavar="FILE", help="write a self-contained page to explore in a browser")
     command.add_argument("--top", type=_count, default=top, metavar="N", help="pairs to list (default: %(default)s)")
-    command.add_argument(
-        "--by",
-        choices=("word", "sentence", "token"),
-        help="unit of the document (default: word; with --json what was computed)",
-    )
+    by = "unit of the document (default: word; with --json what was computed)"
+    command.add_argument("--by", choices=("word", "sentence", "token"), help=by)
 
 
 def write(found: Explanation | Hits, arguments: argparse.Namespace) -> None:

@@ -15,7 +15,6 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def add(commands: Any) -> None:
-    """Register the command."""
     command = commands.add_parser("store", help="look after kept factors: info, verify, prune, export, forget")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, run, help_text in (

@@ -33,15 +33,15 @@ Precision = Literal["fp32", "fp16", "int8"]
 MAX_BYTES = 256 * 2**20  # of one row: a text of 32k tokens with 1024 dimensions in fp32 takes half of it
 _MAGIC = b"RXF1"
 _VERSION = 2
-_CODES: dict[Precision, int] = {"fp32": 0, "fp16": 1, "int8": 2}
-_NAMES = {code: name for name, code in _CODES.items()}
-_ITEM = {"fp32": 4, "fp16": 2, "int8": 1}
+_PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # a header has the number of one of them
+_ITEM_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
 _HEADER = struct.Struct(f"<4sHBBIIIh2x2d{KEY_BYTES}s")
 _CHECKSUM = 16
 _MAX_SHIFT = 100  # powers of two up to here are exact in float32, and so is what they multiply
 _PARTS = frozenset(get_args(Part))
 _ROLES = frozenset(get_args(Role))
 _UNITS = frozenset(get_args(Unit))
+_COLUMNS = ("text", "start", "end", "part", "piece")  # of the tokens, in the order of their fields
 
 
 class _Header(NamedTuple):
@@ -59,7 +59,7 @@ class _Header(NamedTuple):
 
     @property
     def precision(self) -> Precision:
-        return _NAMES[self.code]
+        return _PRECISIONS[self.code]
 
 
 def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes:
@@ -68,23 +68,23 @@ def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes
     Rows are kept in `precision`, or in fp32 where they are so large or small that fp16 cannot hold them; rest and
     embedding always in fp32. The error that comes back with the factors is measured on the rows as they will be read.
     """
-    if precision not in _CODES:
-        raise InvalidInput(f"precision must be one of {', '.join(_CODES)}, not {precision!r}")
+    if precision not in _PRECISIONS:
+        raise InvalidInput(f"precision must be one of {', '.join(_PRECISIONS)}, not {precision!r}")
     if not (np.isfinite(factors.rows).all() and np.isfinite(factors.rest).all() and math.isfinite(factors.norm)):
         raise StoreError("factors with infinite or undefined numbers are not kept")
     precision, shift, packed, kept = _pack(factors.rows, precision)
     error = factors.error
     if precision != "fp32":
-        error = _relative(kept.sum(0, dtype=np.float64) + factors.rest - factors.embedding, factors.embedding)
+        embedding = factors.embedding.astype(np.float64)  # squares leave the range of float32 early
+        missed = kept.sum(0, dtype=np.float64) + factors.rest - embedding
+        error = float(np.linalg.norm(missed) / (np.linalg.norm(embedding) or 1.0))
     about = json.dumps(_about(factors), separators=(",", ":")).encode("ascii")
     about += b" " * (-len(about) % 8)  # arrays that begin at a multiple of 8 are read without a copy
     n, h = factors.rows.shape
-    header = _HEADER.pack(
-        *(_MAGIC, _VERSION, _CODES[precision], factors.truncated, n, h, len(about), shift),
-        *(factors.norm, error, key),
-    )
+    code = _PRECISIONS.index(precision)
+    fields = _Header(_MAGIC, _VERSION, code, factors.truncated, n, h, len(about), shift, factors.norm, error, key)
     tail = [np.ascontiguousarray(vector, "<f4").tobytes() for vector in (factors.rest, factors.embedding)]
-    body = b"".join((header, about, *packed, *tail))
+    body = b"".join((_HEADER.pack(*fields), about, *packed, *tail))
     if len(body) + _CHECKSUM > MAX_BYTES:
         raise StoreError(f"factors of {len(body) >> 20} MiB are not kept: the limit is {MAX_BYTES >> 20} MiB")
     return body + xxhash.xxh3_128_digest(body)
@@ -115,21 +115,16 @@ def decode(key: bytes, data: bytes) -> Factors:
         raise FormatError(f"stored factors are damaged: {problem!r}") from problem
 
 
-def stored_precision(data: bytes) -> Precision:
-    """What the rows are kept in, which is fp32 where the asked precision would not do."""
-    return _Header(*_HEADER.unpack_from(data)).precision
-
-
 def _checked_header(key: bytes, data: bytes) -> _Header:
     if not isinstance(data, bytes):
         raise FormatError(f"stored factors must be bytes, not {type(data).__name__}")
     if not _HEADER.size + _CHECKSUM <= len(data) <= MAX_BYTES:
         raise FormatError(f"{len(data)} bytes cannot be stored factors")
     header = _Header(*_HEADER.unpack_from(data))
-    if header.magic != _MAGIC or header.version != _VERSION or header.code not in _NAMES:
+    if header.magic != _MAGIC or header.version != _VERSION or header.code >= len(_PRECISIONS):
         raise FormatError(f"stored factors of another format ({header.magic!r}, {header.version}) cannot be read")
     scales = 2 * header.n if header.precision == "int8" else 0
-    numbers = scales + header.n * header.h * _ITEM[header.precision] + 8 * header.h
+    numbers = scales + header.n * header.h * _ITEM_BYTES[header.precision] + 8 * header.h
     expected = _HEADER.size + header.about + numbers + _CHECKSUM
     if expected != len(data):
         raise FormatError(f"stored factors declare {expected} bytes and are {len(data)}")
@@ -142,9 +137,6 @@ def _checked_header(key: bytes, data: bytes) -> _Header:
     if not (math.isfinite(header.norm) and math.isfinite(header.error)):
         raise FormatError("stored factors hold undefined numbers")
     return header
-
-
-# ---------------------------------------------------------------------- rows
 
 
 def _pack(rows: Array, precision: Precision) -> tuple[Precision, int, list[bytes], NDArray[np.float32]]:
@@ -189,22 +181,9 @@ def _numbers(data: bytes, header: _Header) -> tuple[Array, Array, Array]:
     return rows, tail[:h], tail[h:]
 
 
-def _relative(difference: NDArray[Any], whole: NDArray[Any]) -> float:
-    size = float(np.linalg.norm(whole.astype(np.float64)))  # squares leave the range of float32 early
-    return float(np.linalg.norm(difference.astype(np.float64))) / size if size else 0.0
-
-
-# ---------------------------------------------------------------------- everything else
-
-
 def _about(factors: Factors) -> dict[str, Any]:
-    tokens = factors.tokens
-    return {
-        "starts": [token.start for token in tokens],
-        "ends": [token.end for token in tokens],
-        "texts": [token.text for token in tokens],
-        "parts": [token.part for token in tokens],
-        "pieces": [token.piece for token in tokens],
+    columns = {f"{name}s": [getattr(token, name) for token in factors.tokens] for name in _COLUMNS}
+    return columns | {
         "role": factors.role,
         "method": factors.method,
         "settings": dict(factors.settings),
@@ -215,15 +194,14 @@ def _about(factors: Factors) -> dict[str, Any]:
 
 
 def _tokens(about: dict[str, Any], n: int) -> tuple[Token, ...]:
-    columns = [about[name] for name in ("texts", "starts", "ends", "parts", "pieces")]
+    texts, starts, ends, parts, pieces = columns = [about[f"{name}s"] for name in _COLUMNS]
     if any(len(column) != n for column in columns):
         raise ValueError(f"not {n} tokens")
-    texts, starts, ends, parts, pieces = columns
     if not (all(type(x) is int for x in starts + ends) and all(type(x) is str for x in texts + pieces)):
         raise TypeError("tokens of the wrong types")
     if not _PARTS.issuperset(parts) or any(not 0 <= a <= b for a, b in zip(starts, ends, strict=True)):
         raise ValueError("tokens out of range")
-    return tuple(map(Token, texts, starts, ends, parts, pieces))
+    return tuple(map(Token, *columns))
 
 
 def _expect(kind: type[T], value: Any) -> T:

@@ -17,17 +17,12 @@ from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Role
 
 KEY_BYTES = 32
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))  # json.dumps would make one for every key
+# Equal settings give one string, whatever their order. Made here: json.dumps would make an encoder for every key.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def factors_key(
-    text: str | Passage,
-    *,
-    role: Role,
-    fingerprint: str,
-    method: str,
-    settings: Mapping[str, Any],
-    precision: str,
+    text: str | Passage, *, role: Role, fingerprint: str, method: str, settings: Mapping[str, Any], precision: str
 ) -> bytes:
     """The 32-byte key of one text's factors.
 
@@ -39,26 +34,14 @@ def factors_key(
         precision: in which the factors are kept.
     """
     passage = text if isinstance(text, Passage) else Passage(text)
-    fields = (
-        passage.string,
-        f"{passage.start}:{passage.end}",
-        role,
-        fingerprint,
-        method,
-        _canonical(settings),
-        precision,
-    )
+    try:
+        plain = _ENCODER.encode(dict(settings))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"settings must be plain data (numbers, strings, lists, dicts): {error}") from error
+    where = f"{passage.start}:{passage.end}"
     digest = blake2b(digest_size=KEY_BYTES, person=b"rag_explain.v1")
-    for field in fields:
+    for field in (passage.string, where, role, fingerprint, method, plain, precision):
         data = field.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.digest()
-
-
-def _canonical(settings: Mapping[str, Any]) -> str:
-    """One string for equal settings, whatever the order they were given in."""
-    try:
-        return _ENCODER.encode(dict(settings))
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"settings must be plain data (numbers, strings, lists, dicts): {error}") from error

@@ -9,11 +9,11 @@ place that is down or slow costs one timeout; then it is not asked for a while, 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -24,11 +24,10 @@ from rag_explain.store.tier import OWNER_BYTES, Row, Tier
 
 T = TypeVar("T")
 
-log = logging.getLogger("rag_explain.store")
-
 _ROWS = "factors/"
 _MARKS = "documents/"
 _MAGIC = b"RXO1"
+_PAUSE = 60.0  # seconds during which a place that failed is not asked again
 
 
 class Objects(Protocol):
@@ -83,8 +82,6 @@ class Bucket(Objects):
         return {name for name, exists in zip(names, _together(map(one, names)), strict=True) if exists}
 
     def get(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Those that exist, fetched together."""
-
         async def one(name: str) -> bytes | None:
             try:
                 result = await self._obstore.get_async(self._store, name)
@@ -96,27 +93,19 @@ class Bucket(Objects):
         return {name: data for name, data in found if data is not None}
 
     def put(self, items: Mapping[str, bytes]) -> None:
-        """Write all, sent together."""
-
-        async def one(name: str, data: bytes) -> None:
-            await self._obstore.put_async(self._store, name, data)
-
-        _together(one(name, data) for name, data in items.items())
+        _together(self._obstore.put_async(self._store, name, data) for name, data in items.items())
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
-            try:
+            with suppress(FileNotFoundError):
                 self._obstore.delete(self._store, name)
-            except FileNotFoundError:
-                log.debug("%s was gone already", name)
 
     def names(self, prefix: str) -> Iterator[str]:
-        for page in self._obstore.list(self._store, prefix=prefix):
-            for item in page:
-                yield item["path"]
+        return (item["path"] for page in self._obstore.list(self._store, prefix=prefix) for item in page)
 
 
-def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+def _together(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """What all of these calls return; they are made and run at the same time, inside one event loop."""
     import asyncio
 
     async def gathered() -> list[T]:
@@ -131,40 +120,32 @@ class Remote(Tier):
     Args:
         timeout: seconds that a lookup may take before the document is computed here instead.
         patience: seconds that a write, an erasure or a listing may take.
-        pause: seconds during which a place that failed is not asked again.
         readonly: never write or delete an object.
     """
 
     name = "remote"
 
     def __init__(
-        self,
-        objects: Objects,
-        *,
-        timeout: float = 2.0,
-        patience: float = 60.0,
-        pause: float = 60.0,
-        readonly: bool = False,
+        self, objects: Objects, *, timeout: float = 2.0, patience: float = 60.0, readonly: bool = False
     ) -> None:
         self.readonly = readonly
         self._objects = objects
         self._timeout = timeout
         self._patience = patience
-        self._pause = pause
         self._resume = 0.0
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         names = {_ROWS + key.hex(): key for key in keys}
-        return {names[name] for name in self._optional(lambda: self._existing(list(names)), self._timeout)}
+        return {names[name] for name in self._ask(lambda: self._existing(list(names)), self._timeout)}
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
         names = {_ROWS + key.hex(): key for key in keys}
-        found = self._optional(lambda: dict(self._objects.get(list(names))), self._timeout)
+        found = self._ask(lambda: dict(self._objects.get(list(names))), self._timeout)
         return {names[name]: _unwrap(names[name], data) for name, data in found.items()}
 
     def put(self, rows: Sequence[Row]) -> None:
         """Write the rows; first the marks, so that no row is ever there that cannot be forgotten."""
-        marks = {_mark(owner, row.key): b"" for row in rows for owner in row.owners}
+        marks = {f"{_MARKS}{owner.hex()}/{row.key.hex()}": b"" for row in rows for owner in row.owners}
         data = {_ROWS + row.key.hex(): _wrap(row) for row in rows}
 
         def write() -> None:
@@ -172,10 +153,10 @@ class Remote(Tier):
                 self._objects.put(marks)
             self._objects.put(data)
 
-        self._optional(write, self._patience)
+        self._ask(write, self._patience)
 
     def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
-        """Give rows that are kept already more owners: new marks, and the rows written again with all of theirs."""
+        """Write new marks, and the rows again with all of their owners."""
         rows = self.get([key for key, _ in links])
         changed = [
             replace(rows[key], owners=tuple(dict.fromkeys((*rows[key].owners, *owners))))
@@ -186,10 +167,10 @@ class Remote(Tier):
             self.put(changed)
 
     def delete(self, key: bytes) -> None:
-        self._optional(lambda: self._objects.delete([_ROWS + key.hex()]), self._patience)
+        self._ask(lambda: self._objects.delete([_ROWS + key.hex()]), self._patience)
 
     def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
-        marks = self._within(lambda: self._marks(owners), self._patience)
+        marks = self._insist(lambda: self._marks(owners), self._patience)
         return {bytes.fromhex(name.rpartition("/")[2]) for name in marks}
 
     def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
@@ -203,7 +184,7 @@ class Remote(Tier):
                 raise StoreError("objects were still there after they were deleted")
             self._objects.delete(self._marks(owners))  # last: with its marks, a row that is left can be found again
 
-        self._within(erase, self._patience)
+        self._insist(erase, self._patience)
 
     def _marks(self, owners: Sequence[bytes]) -> list[str]:
         return [name for owner in owners for name in self._objects.names(f"{_MARKS}{owner.hex()}/")]
@@ -213,27 +194,22 @@ class Remote(Tier):
         return set(self._objects.get(names)) if has is None else has(names)
 
     def scan(self) -> Iterator[Row]:
-        for name in self._within(lambda: list(self._objects.names(_ROWS)), self._patience):
+        for name in self._insist(lambda: list(self._objects.names(_ROWS)), self._patience):
             key = bytes.fromhex(name.removeprefix(_ROWS))
-            found = self._within(partial(self._objects.get, [name]), self._patience)
+            found = self._insist(partial(self._objects.get, [name]), self._patience)
             yield _unwrap(key, found.get(name, b""))
 
     def info(self) -> dict[str, Any]:
-        rows = self._within(lambda: sum(1 for _ in self._objects.names(_ROWS)), self._patience)
+        rows = self._insist(lambda: sum(1 for _ in self._objects.names(_ROWS)), self._patience)
         return {"objects": type(self._objects).__name__, "rows": rows}
 
-    def close(self) -> None:
-        """Nothing is kept open."""
-
-    # ------------------------------------------------------------------ deadlines
-
-    def _optional(self, call: Callable[[], T], seconds: float) -> T:
+    def _ask(self, call: Callable[[], T], seconds: float) -> T:
         """`call`, unless the place failed a moment ago."""
         if time.monotonic() < self._resume:
             raise StoreError("the remote store failed a moment ago and is left alone for now")
-        return self._within(call, seconds)
+        return self._insist(call, seconds)
 
-    def _within(self, call: Callable[[], T], seconds: float) -> T:
+    def _insist(self, call: Callable[[], T], seconds: float) -> T:
         """`call` in a thread that is given up after `seconds`: a place that hangs must not hang the host."""
         future: Future[T] = Future()
 
@@ -248,7 +224,7 @@ class Remote(Tier):
         wait([future], seconds)
         error = future.exception(0) if future.done() else TimeoutError(f"no answer within {seconds:g} s")
         if error is not None:
-            self._resume = time.monotonic() + self._pause
+            self._resume = time.monotonic() + _PAUSE
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise StoreError(f"the remote store failed: {reason}") from error
         self._resume = 0.0
@@ -267,7 +243,3 @@ def _unwrap(key: bytes, data: bytes) -> Row:
     if data[: len(_MAGIC)] != _MAGIC or end > len(data):
         return Row(key, b"")
     return Row(key, data[end:], tuple(data[at : at + OWNER_BYTES] for at in range(start, end, OWNER_BYTES)))
-
-
-def _mark(owner: bytes, key: bytes) -> str:
-    return f"{_MARKS}{owner.hex()}/{key.hex()}"

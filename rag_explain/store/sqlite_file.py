@@ -1,8 +1,8 @@
 """One SQLite file that several processes read and write, and that may be damaged or not a store at all.
 
-The file lies in a folder of its own and is readable by its owner only. Connections are pooled, are never used across a
-fork, and are closed when the file was replaced. A file that is damaged or is not a store is renamed (set aside), and a
-new one begun: what it held can be computed again.
+The file lies in a folder of its own and is readable by its owner only. It is opened and checked for each use, in
+0.2 ms: no connection outlives a fork or a file that was replaced. A file that is damaged or is not a store is renamed
+(set aside), and a new one begun: what it held can be computed again.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from filelock import FileLock
 
@@ -26,15 +26,15 @@ T = TypeVar("T")
 
 log = logging.getLogger("rag_explain.store")
 
-APPLICATION_ID = 0x52584631  # "RXF1"
-SCHEMA_VERSION = 2
-FILE = "factors.sqlite"
-SET_ASIDE = "factors.sqlite.damaged"
+_APPLICATION_ID = 0x52584631  # "RXF1"
+_SCHEMA_VERSION = 2
+_FILE = "factors.sqlite"
+_SET_ASIDE = "factors.sqlite.damaged"
 _LOCK = "factors.lock"
 _PAGE = 16_384
-_POOL = 8
 _READ_PATIENCE = 2.0  # seconds: after that, computing the factors is quicker than waiting for them
-_BESIDE = ("-journal", "-wal", "-shm")  # what SQLite puts beside its file
+_PAUSE = 10.0  # seconds for which a file that stayed locked is not read again
+_NAP = 0.015  # seconds between two attempts at a locked file: SQLite's own naps grow, and miss the gaps
 _SCHEMA = {
     "rows": "CREATE TABLE rows (key BLOB PRIMARY KEY, data BLOB NOT NULL)",
     # Apart from the rows, because SQLite rewrites a whole row, with its data, to change one of its columns.
@@ -46,47 +46,18 @@ _SCHEMA = {
 }
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "secure_delete=ON", "synchronous=FULL")
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-_UNREADABLE = _DAMAGE | {sqlite3.SQLITE_TOOBIG, 0}  # 0: Python could not make a value of it
-_NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "ceph", "afs", "gpfs", "beegfs", "glusterfs")
-_inherited: list[object] = []  # connections of a parent process: closing them here would drop its locks
-
-
-def journal_mode(version: tuple[int, ...] = sqlite3.sqlite_version_info, *, network: bool = False) -> str:
-    """WAL where its reset bug is fixed (3.51.3, 3.50.7, 3.44.6), and never on a network filesystem."""
-    fixed = version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45)
-    return "WAL" if fixed and not network else "DELETE"
-
-
-def on_network(folder: Path, mounts: str = "/proc/self/mounts") -> bool:
-    """Whether `folder` lies on a network filesystem, as far as the system tells."""
-    try:
-        lines = Path(mounts).read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return False
-    fields = [line.split(" ") for line in lines]
-    kinds = {f"{one[1].rstrip('/')}/".replace("\\040", " "): one[2] for one in fields if len(one) > 2}
-    above = [mount for mount in kinds if f"{folder.resolve()}/".startswith(mount)]
-    return kinds[max(above, key=len)].startswith(_NETWORK) if above else False
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}  # the file as a whole is set aside
 
 
 class ForeignFile(sqlite3.DatabaseError):
     """The file is a healthy database, but not a store of this format."""
 
-
-def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another process held the file for too long."""
-    return _code(error) in _BUSY
+    sqlite_errorcode = sqlite3.SQLITE_NOTADB
 
 
 def is_unreadable(error: sqlite3.Error) -> bool:
     """Whether what the file holds is the cause, rather than the machine or another process."""
-    return _code(error) in _UNREADABLE
-
-
-def _is_bad(error: sqlite3.Error) -> bool:
-    """Whether the file as a whole is the cause, and should be set aside."""
-    return isinstance(error, ForeignFile) or _code(error) in _DAMAGE
+    return _code(error) in _DAMAGE | {sqlite3.SQLITE_TOOBIG, 0}  # 0: Python could not make a value of it
 
 
 def _code(error: sqlite3.Error) -> int:
@@ -95,41 +66,38 @@ def _code(error: sqlite3.Error) -> int:
 
 
 class SqliteFile:
-    """Pooled connections to `folder`/factors.sqlite. Raises `StoreError`; while reading, `sqlite3.Error` too.
+    """The file `folder`/factors.sqlite, with the arguments of `Disk`. Trouble with it is a `StoreError`."""
 
-    Args:
-        timeout: seconds to wait for another process's write before giving up.
-        journal: SQLite's journal mode; None chooses by version and filesystem.
-        readonly: open only to read: no file and no folder is made.
-    """
-
-    def __init__(
-        self, folder: str | Path, *, timeout: float = 10.0, journal: str | None = None, readonly: bool = False
-    ) -> None:
+    def __init__(self, folder: str | Path, *, timeout: float = 10.0, readonly: bool = False) -> None:
         self.folder = Path(folder).absolute()
-        self.path = self.folder / FILE
+        self.path = self.folder / _FILE
+        self.set_aside = self.folder / _SET_ASIDE
         self._timeout = timeout
-        self._lock = threading.Lock()
-        self._idle: list[sqlite3.Connection] = []
-        self._inode: tuple[int, int] | None = None  # of the file that the idle connections have open
-        self._pid = os.getpid()
+        self._resume = 0.0
         self._closed = False
         if not readonly:
             self._make_folder()
         self.writable = _writable(self.folder, self.path)
         self.readonly = readonly or not self.writable
-        self.journal = journal or journal_mode(network=on_network(self.folder))
         if not self.readonly:
             self._prepare()
 
-    # ------------------------------------------------------------------ using it
+    def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """`work` on one state of the file, which no other process changes meanwhile."""
+        if time.monotonic() < self._resume:
+            raise StoreError(f"the store {self.folder} was locked a moment ago and is left alone for now")
 
-    def read(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """What a SELECT finds; nothing where a read-only store has no file."""
-        if self.readonly and not self.path.exists():
-            return []
-        with self._connection(min(self._timeout, _READ_PATIENCE)) as connection:
-            return _patiently(connection, _READ_PATIENCE, lambda: connection.execute(statement, values).fetchall())
+        def look(connection: sqlite3.Connection) -> T:
+            connection.execute("BEGIN")
+            return work(connection)
+
+        with self._named_errors("cannot be read"):
+            try:
+                return self._patiently(min(self._timeout, _READ_PATIENCE), look)
+            except sqlite3.Error as error:
+                if _code(error) in _BUSY:
+                    self._resume = time.monotonic() + _PAUSE
+                raise
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`work` inside a write transaction: all of it is on disk when this returns, or none of it.
@@ -138,104 +106,71 @@ class SqliteFile:
         """
         if self.readonly:
             raise StoreError(f"the store {self.folder} cannot be written to")
-        inode = _inode(self.path)
-        with self._named_errors():
-            try:
-                return self._transaction(work)
-            except sqlite3.Error as error:
-                if not _is_bad(error):
-                    raise
-            self._prepare(bad=inode)
-            return self._transaction(work)
 
-    def _transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with self._connection() as connection:
-            _patiently(connection, self._timeout, lambda: connection.execute("BEGIN IMMEDIATE"))
-            connection.execute(f"PRAGMA busy_timeout={int(self._timeout * 1000)}")
+        def change(connection: sqlite3.Connection) -> T:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(f"PRAGMA busy_timeout={int(self._timeout * 1000)}")  # for the readers to finish
             with connection:  # commits, or rolls back
                 return work(connection)
 
+        inode = _inode(self.path)
+        with self._named_errors("failed"):
+            try:
+                return self._patiently(self._timeout, change)
+            except sqlite3.Error as error:
+                if _code(error) not in _DAMAGE:
+                    raise
+            self._prepare(bad=inode)
+            return self._patiently(self._timeout, change)
+
     def give_back(self) -> None:
         """Return free pages to the filesystem."""
-        with self._named_errors(), self._connection() as connection:
+        with self._named_errors("failed"):
             # Not execute: it would take one step of a statement that frees one page per step.
-            connection.executescript("PRAGMA incremental_vacuum")
-
-    def empty_log(self) -> None:
-        """Bring what a write-ahead log holds into the file and empty it: erased bytes must not stay."""
-        with self._named_errors(), self._connection() as connection:
-            busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        if busy:
-            raise StoreError(f"readers kept the log of {self.folder} from being emptied: forget again later")
+            self._patiently(self._timeout, lambda connection: connection.executescript("PRAGMA incremental_vacuum"))
 
     def close(self) -> None:
-        """Close the connections; those in use are closed when they come back."""
-        with self._lock:
-            self._closed = True
-            self._drain()
+        """Refuse every further use."""
+        self._closed = True
 
     @contextmanager
-    def _named_errors(self) -> Iterator[None]:
+    def _named_errors(self, trouble: str) -> Iterator[None]:
         """SQLite's errors as `StoreError`, with the folder and what happened."""
         try:
             yield
         except sqlite3.Error as error:
-            locked = f"stayed locked by another process for {self._timeout:g} s"
-            raise StoreError(f"the store {self.folder} {locked if is_busy(error) else f'failed: {error}'}") from error
+            trouble = "stayed locked by another process" if _code(error) in _BUSY else f"{trouble}: {error}"
+            raise StoreError(f"the store {self.folder} {trouble}") from error
 
-    # ------------------------------------------------------------------ connections
-
-    @contextmanager
-    def _connection(self, patience: float | None = None) -> Iterator[sqlite3.Connection]:
-        connection, inode = self._take(self._timeout if patience is None else patience)
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        with self._lock:
-            if not self._closed and inode == self._inode and self._pid == os.getpid() and len(self._idle) < _POOL:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _take(self, patience: float) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
-        with self._lock:
-            if self._closed:
-                raise StoreError(f"the store {self.folder} is closed")
-            if self._pid != os.getpid():
-                _inherited.extend(self._idle)
-                self._idle, self._pid = [], os.getpid()
-            inode = _inode(self.path)
-            if inode != self._inode:
-                self._drain()
-                self._inode = inode
-            if self._idle:
-                return self._idle.pop(), inode
-        if inode is None and not self.readonly:
-            self._prepare()  # the file was removed after this store was opened
-            return self._take(patience)
-        return self._open_readonly(patience) if self.readonly else _open(self.path, "mode=rw", patience), inode
-
-    def _drain(self) -> None:
-        for connection in self._idle:
-            connection.close()
-        self._idle = []
-
-    def _open_readonly(self, patience: float) -> sqlite3.Connection:
-        """A connection that makes no file, as SQLite does even to read a file in WAL mode.
-
-        Without its log, such a file is complete, and no process is writing to it: it can be read as it lies there.
-        """
-        if not _in_wal_mode(self.path) or Path(f"{self.path}-wal").exists():
+    def _patiently(self, seconds: float, work: Callable[[sqlite3.Connection], T]) -> T:
+        """`work` with a connection of its own, tried again while other processes hold the file."""
+        deadline = time.monotonic() + seconds
+        while True:
             try:
-                return _open(self.path, "mode=ro", patience)
-            except sqlite3.OperationalError as error:
-                if is_busy(error):
+                with self._connection() as connection:
+                    return work(connection)
+            except sqlite3.Error as error:
+                if _code(error) not in _BUSY or time.monotonic() > deadline:
                     raise
-        return _open(self.path, "immutable=1", patience)
 
-    # ------------------------------------------------------------------ making it, and setting it aside
+    def _connection(self) -> closing[sqlite3.Connection]:
+        if self._closed:
+            raise StoreError(f"the store {self.folder} is closed")
+        if not self.readonly:
+            if not self.path.exists():  # it was removed after this store was opened
+                self._prepare()
+            return closing(_open(self.path.as_uri() + "?mode=rw"))
+        if not self.path.exists():
+            empty = _open("file::memory:", check=False)
+            empty.executescript(";".join(_SCHEMA.values()))
+            return closing(empty)
+        try:
+            return closing(_open(self.path.as_uri() + "?mode=ro"))
+        except sqlite3.OperationalError as error:
+            if _code(error) in _BUSY:
+                raise
+        # A killed process left a journal, which only a writer may play back: what it had half written will not decode.
+        return closing(_open(self.path.as_uri() + "?immutable=1"))
 
     def _make_folder(self) -> None:
         try:
@@ -252,75 +187,51 @@ class SqliteFile:
         try:
             # On a file of its own, never on the database, whose locks SQLite owns.
             with FileLock(self.folder / _LOCK, timeout=60, mode=0o600):
-                if bad is not None and _inode(self.path) == bad:
-                    self._set_aside("it cannot be read or written")
-                try:
-                    if self.path.exists():
-                        self._adopt()
-                except sqlite3.Error as error:
-                    if not _is_bad(error):
-                        raise
-                    self._set_aside(str(error))
+                if self.path.exists():
+                    self._adopt(bad)
                 if not self.path.exists():
                     self._create()
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"the store {self.folder} cannot be opened: {error}") from error
 
-    def _adopt(self) -> None:
-        """Check that the file is a store, and bring it into the journal mode."""
-        with closing(_open(self.path, "mode=rw", self._timeout)) as connection:
-            if connection.execute("PRAGMA journal_mode").fetchone()[0].upper() != self.journal:
-                connection.execute("PRAGMA busy_timeout=500")
-                with suppress(sqlite3.OperationalError):  # another process uses the file in its own mode: it may
-                    connection.execute(f"PRAGMA journal_mode={self.journal}").fetchall()
+    def _adopt(self, bad: tuple[int, int] | None) -> None:
+        """Check that the file is a store. If it has a write-ahead log, which would keep erased bytes, that goes."""
+        try:
+            if bad is not None and _inode(self.path) == bad:
+                raise ForeignFile("it cannot be read or written")
+            connection = _open(self.path.as_uri() + "?mode=rw", self._timeout)
+            with closing(connection), suppress(sqlite3.OperationalError):  # another process is using the file: as it is
+                connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+        except sqlite3.Error as error:
+            if _code(error) not in _DAMAGE:
+                raise
+            os.replace(self.path, self.set_aside)
+            log.warning("the store %s starts anew: %s; the old file is kept as %s", self.folder, error, _SET_ASIDE)
 
     def _create(self) -> None:
         """Make the file under another name and rename it once it is complete: no process ever opens half of it."""
-        new = self.folder / f"{FILE}.new"
-        new.unlink(missing_ok=True)
-        for suffix in _BESIDE:  # of a new file that was not finished, or of a file that was removed
-            Path(f"{new}{suffix}").unlink(missing_ok=True)
-            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        new = self.folder / f"{_FILE}.new"
+        # Of a new file that was not finished, or of a file that was removed or set aside.
+        for path, suffix in product((new, self.path), ("", "-journal", "-wal", "-shm")):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
         # What SQLite makes beside the file has the rights of the file.
         os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
-        with closing(_open(new, "mode=rw", self._timeout, check=False)) as connection:
+        with closing(_open(new.as_uri() + "?mode=rw", check=False)) as connection:
             connection.execute(f"PRAGMA page_size={_PAGE}")
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-            connection.execute(f"PRAGMA journal_mode={self.journal}").fetchall()
             connection.execute("BEGIN IMMEDIATE")
             for statement in _SCHEMA.values():
                 connection.execute(statement)
             connection.execute("INSERT INTO epoch VALUES (random())")
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
             connection.execute("COMMIT")
         os.replace(new, self.path)
 
-    def _set_aside(self, reason: str) -> None:
-        """Rename the file, in place of one that was set aside before."""
-        with self._lock:
-            self._drain()  # where open files cannot be renamed
-        self.erase_set_aside()
-        for suffix in ("", *_BESIDE):
-            with suppress(FileNotFoundError):
-                os.replace(f"{self.path}{suffix}", self.folder / f"{SET_ASIDE}{suffix}")
-        log.warning("the store %s starts anew: %s; the old file is kept as %s", self.folder, reason, SET_ASIDE)
 
-    def set_aside(self) -> list[Path]:
-        """The file that was set aside in this folder, with what SQLite had put beside it."""
-        return [path for suffix in ("", *_BESIDE) if (path := self.folder / f"{SET_ASIDE}{suffix}").exists()]
-
-    def erase_set_aside(self) -> None:
-        """Remove what was set aside."""
-        for path in self.set_aside():
-            path.unlink(missing_ok=True)
-
-
-def _open(path: Path, options: str, timeout: float, *, check: bool = True) -> sqlite3.Connection:
+def _open(uri: str, timeout: float = _NAP, *, check: bool = True) -> sqlite3.Connection:
     """A connection to a file that was checked to be a store, unless it is a new one."""
-    connection = sqlite3.connect(
-        f"{path.as_uri()}?{options}", timeout=timeout, uri=True, isolation_level=None, check_same_thread=False
-    )
+    connection = sqlite3.connect(uri, timeout=timeout, uri=True, isolation_level=None)
     # The file may be hostile: its schema runs nothing, and no length in it makes SQLite allocate more than a row has.
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -336,26 +247,14 @@ def _open(path: Path, options: str, timeout: float, *, check: bool = True) -> sq
     return connection
 
 
-def _patiently(connection: sqlite3.Connection, seconds: float, call: Callable[[], T]) -> T:
-    """`call`, tried every 15 ms while other processes hold the file: SQLite's own naps grow, and miss the gaps."""
-    connection.execute("PRAGMA busy_timeout=15")
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return call()
-        except sqlite3.Error as error:
-            if not is_busy(error) or time.monotonic() > deadline:
-                raise
-
-
 def _check(connection: sqlite3.Connection) -> None:
     """Refuse a database that holds anything but a store's own tables: no trigger and no view is ever run."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
         raise ForeignFile("it is not a store of rag_explain")
-    if version > SCHEMA_VERSION:
+    if version > _SCHEMA_VERSION:
         raise StoreError(f"the store was made by a newer rag_explain (format {version}): update, or give another path")
-    if version < SCHEMA_VERSION:
+    if version < _SCHEMA_VERSION:
         raise ForeignFile(f"it was made by an older rag_explain (format {version})")
     found = {
         name: sql
@@ -370,15 +269,6 @@ def _check(connection: sqlite3.Connection) -> None:
 def _writable(folder: Path, path: Path) -> bool:
     effective = os.access in os.supports_effective_ids
     return all(os.access(p, os.W_OK, effective_ids=effective) for p in (folder, path) if p == folder or p.exists())
-
-
-def _in_wal_mode(path: Path) -> bool:
-    """By the file's header. Closing the file drops this process's own locks on it: ask only where it cannot write."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(20)[18:] == b"\2\2"
-    except OSError:
-        return False  # SQLite will say what is wrong with it
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

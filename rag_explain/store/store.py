@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_args
 
 from rag_explain.errors import FormatError, InvalidInput, StoreError
 from rag_explain.factors import Factors
 from rag_explain.pairing import Placed
 from rag_explain.store.codec import Precision, decode, encode
 from rag_explain.store.disk import DEFAULT_DISK_BYTES, Disk
-from rag_explain.store.memory import DEFAULT_MEMORY_BYTES, Memory, SingleFlight
+from rag_explain.store.memory import DEFAULT_MEMORY_BYTES, KeyLocks, Memory
 from rag_explain.store.remote import Bucket, Objects, Remote
 from rag_explain.store.tier import Row, Tier, chunks, owner
-
-T = TypeVar("T")
 
 log = logging.getLogger("rag_explain.store")
 
@@ -70,25 +67,21 @@ class Store(AbstractContextManager["Store"]):
         precision: Precision = "fp16",
         readonly: bool = False,
     ) -> None:
-        if precision not in ("fp32", "fp16", "int8"):
+        if precision not in get_args(Precision):
             raise InvalidInput(f"precision must be fp32, fp16 or int8, not {precision!r}")
-        self._asked = precision
         self._memory = Memory(memory_bytes)
         self._disk = None if folder is None else Disk(folder, max_bytes=max_bytes, readonly=readonly)
-        self._remote = None
+        self._tiers: list[Tier] = [] if self._disk is None else [self._disk]  # below memory
         if remote is not None:
-            self._remote = Remote(Bucket(remote) if isinstance(remote, str) else remote, readonly=readonly)
-        self._flights = SingleFlight()
-        self._once = Once()
+            self._tiers.append(Remote(Bucket(remote) if isinstance(remote, str) else remote, readonly=readonly))
+        # For the key. Factors that go to disk are served as the disk keeps them, from the first time on.
+        self.precision: Precision = precision if self._tiers else "fp32"
+        self._warned: set[str] = set()  # kinds of trouble
+        self._building = KeyLocks()
         self._gate = threading.Lock()  # nothing with an owner is kept while a document is being forgotten
         self._own_epoch = 0
         self._disk_epoch: object = None  # as it was read last
         self._memory_epoch = self._epoch()  # in which nothing that memory holds was forgotten
-
-    @property
-    def precision(self) -> str:
-        """For the key. Factors that go to disk are served as the disk keeps them, from the first time on."""
-        return self._asked if self._tiers() else "fp32"
 
     # ------------------------------------------------------------------ factors
 
@@ -96,7 +89,7 @@ class Store(AbstractContextManager["Store"]):
         """Those of the keys that are kept anywhere; they are in memory afterwards."""
         epoch = self._drop_forgotten()
         found = {key: KeptFactors(placed, "memory") for key, placed in self._memory.get(keys, device).items()}
-        for tier in self._tiers():
+        for tier in self._tiers:
             missing = [key for key in dict.fromkeys(keys) if key not in found]
             if missing:
                 found |= self._get_from(tier, missing, device, epoch)
@@ -104,29 +97,31 @@ class Store(AbstractContextManager["Store"]):
 
     def _get_from(self, tier: Tier, keys: Sequence[bytes], device: str, epoch: object) -> dict[bytes, KeptFactors]:
         """What `tier` has of these keys. It stays in memory unless a document was forgotten after `epoch`."""
-        nothing: dict[bytes, Row] = {}
+        rows: dict[bytes, Row] = {}
+        with self._tolerated(tier, "read"):
+            rows = tier.get(keys)
         found: dict[bytes, KeptFactors] = {}
-        rows = self._try(tier, "read", partial(tier.get, keys), nothing)
         for key, row in rows.items():
             factors = self._decode(tier, row)
             if factors is not None:
                 found[key] = KeptFactors(self._memory.put(key, factors, device=device, owners=row.owners), tier.name)
         if found and self._epoch() != epoch:
             self._memory.drop(found)
-        elif found and tier is self._remote and self._disk is not None:
+        elif found and self._disk is not None and tier is not self._disk:
             self._keep(self._disk, [rows[key] for key in found])
         return found
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         """Those of the keys that are kept anywhere, without reading them where that can be helped."""
         self._drop_forgotten()
-        if not self._tiers():
+        if not self._tiers:
             return self._memory.has(keys)
         found: set[bytes] = set()
-        for tier in self._tiers():
+        for tier in self._tiers:
             missing = [key for key in keys if key not in found]
             if missing:
-                found |= self._try(tier, "read", partial(tier.has, missing), set())
+                with self._tolerated(tier, "read"):
+                    found |= tier.has(missing)
         return found
 
     def put(self, new: Sequence[NewFactors], device: str = "cpu") -> dict[bytes, Placed]:
@@ -137,38 +132,36 @@ class Store(AbstractContextManager["Store"]):
             for one in batch:
                 factors = one.factors
                 owners = tuple(map(owner, one.ids))
-                if self._tiers():
+                if self._tiers:
                     try:
-                        row = Row(one.key, encode(one.key, factors, self._asked), owners)
+                        row = Row(one.key, encode(one.key, factors, self.precision), owners)
                         factors = decode(row.key, row.data)
                         rows.append(row)
                     except StoreError as error:
-                        self._once.warn("encode", str(error))
+                        self._warn("encode", str(error))
                 placed[one.key] = self._memory.put(one.key, factors, device=device, owners=owners)
-            for tier in self._tiers():
-                if rows:
-                    self._keep(tier, rows)
+            for tier in self._tiers:
+                self._keep(tier, rows)
         return placed
 
     def build(
         self, keys: Sequence[bytes], compute: Callable[[list[bytes]], Sequence[NewFactors]], device: str = "cpu"
     ) -> dict[bytes, KeptFactors]:
-        """`compute` and keep these keys, each once even when many threads ask for it at the same time."""
-        return self._flights.run(keys, partial(self._build, compute=compute, device=device))
+        """`compute` and keep these keys, each once even when many threads ask for it at the same time.
 
-    def _build(
-        self, keys: list[bytes], compute: Callable[[list[bytes]], Sequence[NewFactors]], device: str
-    ) -> dict[bytes, KeptFactors]:
-        ready = self.get(keys, device)  # another thread may have built them after this thread missed them
-        missing = [key for key in keys if key not in ready]
-        if not missing:
-            return ready
-        epoch = self._epoch()
-        new = compute(missing)
-        with self._gate:
-            # When a document was forgotten during the computation, it may be one of these: served, and not kept.
-            barred = {one.key for one in new if one.ids} if self._epoch() != epoch else set()
-            kept = self.put([one for one in new if one.key not in barred], device)
+        When another thread's computation fails, its keys are computed here: its error is its own.
+        """
+        with self._building.hold(keys):
+            ready = self.get(keys, device)  # another thread may have built them after this thread missed them
+            missing = [key for key in dict.fromkeys(keys) if key not in ready]
+            if not missing:
+                return ready
+            epoch = self._epoch()
+            new = compute(missing)
+            with self._gate:
+                # When a document was forgotten during the computation, it may be one of these: served, and not kept.
+                barred = {one.key for one in new if one.ids} if self._epoch() != epoch else set()
+                kept = self.put([one for one in new if one.key not in barred], device)
         kept |= {one.key: Memory(0).put(one.key, one.factors, device=device) for one in new if one.key in barred}
         return ready | {key: KeptFactors(placed, "built") for key, placed in kept.items()}
 
@@ -176,9 +169,10 @@ class Store(AbstractContextManager["Store"]):
         """Let documents own factors that are kept already, so that forgetting the document erases them."""
         links = [(key, [owner(name) for name in ids]) for key, ids in documents]
         links = [(key, owners) for key, owners in links if self._memory.link(key, owners)]
-        for tier in self._tiers():
+        for tier in self._tiers:
             if links and not tier.readonly:
-                self._try(tier, "written", partial(tier.link, links), None)
+                with self._tolerated(tier, "written"):
+                    tier.link(links)
 
     # ------------------------------------------------------------------ forgetting
 
@@ -191,32 +185,34 @@ class Store(AbstractContextManager["Store"]):
         if isinstance(ids, str):
             raise InvalidInput("give a list of document ids, not one string")
         owners = list(map(owner, ids))
-        failed: dict[str, StoreError] = {}
         with self._gate:
             self._own_epoch += 1
             gone = self._memory.forget(owners)
-            for tier in self._tiers():
-                try:
-                    gone |= tier.owned_by(owners)
-                except StoreError as error:
-                    failed[tier.name] = error
-            for tier in self._tiers():
-                try:
-                    tier.forget(owners, gone)
-                except StoreError as error:
-                    failed[tier.name] = error
+            # All keys first: a row may have its owners in another tier only.
+            failed = self._failures(lambda tier: gone.update(tier.owned_by(owners)))
+            failed |= self._failures(lambda tier: tier.forget(owners, gone))
             self._memory_epoch = self._epoch()
-            if self._tiers():
+            if self._tiers:
                 self._memory.clear()  # it may hold rows whose owners only another process knew
         if failed:
             reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise StoreError(f"the documents are not erased everywhere ({reasons}): forget them again")
         return len(gone)
 
+    def _failures(self, step: Callable[[Tier], None]) -> dict[str, StoreError]:
+        failed = {}
+        for tier in self._tiers:
+            try:
+                step(tier)
+            except StoreError as error:
+                failed[tier.name] = error
+        return failed
+
     def _epoch(self) -> tuple[int, object]:
         """Something that changes whenever a document is forgotten, by this store or by a process on the same disk."""
         if self._disk is not None:
-            self._disk_epoch = self._try(self._disk, "read", self._disk.epoch, self._disk_epoch)
+            with self._tolerated(self._disk, "read"):
+                self._disk_epoch = self._disk.epoch()
         return self._own_epoch, self._disk_epoch
 
     def _drop_forgotten(self) -> tuple[int, object]:
@@ -227,12 +223,10 @@ class Store(AbstractContextManager["Store"]):
             self._memory_epoch = epoch
         return epoch
 
-    # ------------------------------------------------------------------ looking after it
-
     def verify(self) -> dict[str, dict[str, int]]:
         """Read every row of every tier, and delete damaged ones. Rows and damaged rows per tier."""
         report = {}
-        for tier in self._tiers():
+        for tier in self._tiers:
             counts = {"rows": 0, "damaged": 0}
             for row in tier.scan():
                 counts["rows"] += 1
@@ -246,46 +240,47 @@ class Store(AbstractContextManager["Store"]):
 
     def export(self, target: Store) -> int:
         """Copy every healthy row of the first tier below memory into another store; how many were copied."""
-        if not self._tiers() or not target._tiers():
+        if not self._tiers or not target._tiers:
             raise StoreError("only a store on disk or a remote one can be exported, and only to such a one")
-        source = self._tiers()[0]
+        source = self._tiers[0]
         healthy = (row for row in source.scan() if self._decode(source, row) is not None)
         count = 0
         for batch in chunks(healthy, _BATCH):
-            for tier in target._tiers():
+            for tier in target._tiers:
                 tier.put(batch)
             count += len(batch)
         return count
 
     def info(self) -> dict[str, Any]:
         """What is kept where, as plain data."""
-        return {"memory": self._memory.info()} | {tier.name: tier.info() for tier in self._tiers()}
+        return {"memory": self._memory.info()} | {tier.name: tier.info() for tier in self._tiers}
 
     def close(self) -> None:
         """Let go of everything; what was put is on disk already."""
         self._memory.clear()
-        for tier in self._tiers():
-            tier.close()
+        if self._disk is not None:
+            self._disk.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------ tiers, and trouble in them
-
-    def _tiers(self) -> list[Tier]:
-        return [tier for tier in (self._disk, self._remote) if tier is not None]
-
-    def _try(self, tier: Tier, doing: str, call: Callable[[], T], otherwise: T) -> T:
+    @contextmanager
+    def _tolerated(self, tier: Tier, doing: str) -> Iterator[None]:
         try:
-            return call()
+            yield
         except StoreError as error:
             trouble = f"{tier.name} cannot be {doing}"
-            self._once.warn(trouble, f"{trouble}, factors are computed here: {error}")
-            return otherwise
+            self._warn(trouble, f"{trouble}, factors are computed here: {error}")
+
+    def _warn(self, kind: str, message: str) -> None:
+        """Warn about each kind of trouble once, then at debug level: a host searches many times a second."""
+        log.log(logging.DEBUG if kind in self._warned else logging.WARNING, "%s", message)
+        self._warned.add(kind)
 
     def _keep(self, tier: Tier, rows: Sequence[Row]) -> None:
-        if not tier.readonly:
-            self._try(tier, "written", partial(tier.put, rows), None)
+        if rows and not tier.readonly:
+            with self._tolerated(tier, "written"):
+                tier.put(rows)
 
     def _decode(self, tier: Tier, row: Row) -> Factors | None:
         """The row's factors; a damaged row is deleted, to be computed again."""
@@ -293,22 +288,8 @@ class Store(AbstractContextManager["Store"]):
             return decode(row.key, row.data)
         except FormatError as error:
             trouble = f"a row on {tier.name} is damaged"
-            self._once.warn(trouble, f"{trouble} and will be computed again: {error}")
-            if not tier.readonly:
-                self._try(tier, "written", partial(tier.delete, row.key), None)
-            return None
-
-
-class Once:
-    """Warns about each kind of trouble once, then at debug level: a host searches many times a second."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._said: set[str] = set()
-
-    def warn(self, kind: str, message: str) -> None:
-        """Log `message` as a warning the first time that this kind of trouble happens."""
-        with self._lock:
-            first = kind not in self._said
-            self._said.add(kind)
-        log.log(logging.WARNING if first else logging.DEBUG, "%s", message)
+            self._warn(trouble, f"{trouble} and will be computed again: {error}")
+        if not tier.readonly:
+            with self._tolerated(tier, "written"):
+                tier.delete(row.key)
+        return None

@@ -65,9 +65,6 @@ class Tier(Protocol):
     def info(self) -> dict[str, Any]:
         """What there is, as plain data."""
 
-    def close(self) -> None:
-        """Let go of connections and files."""
-
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """`items` in lists of at most `size`."""

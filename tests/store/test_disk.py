@@ -31,16 +31,14 @@ def forget(disk: Disk, *ids: str) -> set[bytes]:
     return gone
 
 
-@pytest.fixture(params=["DELETE", "WAL"])
-def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    with closing(Disk(tmp_path / "store", journal=request.param)) as disk:
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with closing(Disk(tmp_path / "store")) as disk:
         yield disk
 
 
 def test_rows_come_back(disk: Disk) -> None:
-    rows = [
-        make_row(seed, (f"doc {seed}",)) for seed in range(450)
-    ]  # more than one transaction, more than one statement
+    rows = [make_row(seed, (f"doc {seed}",)) for seed in range(450)]
     disk.put(rows)
     keys = [row.key for row in rows] + [make_key(999)]
     assert disk.get(keys) == {row.key: row for row in rows}
@@ -123,6 +121,22 @@ def test_a_forgotten_document_leaves_no_byte_behind(disk: Disk) -> None:
     assert forget(disk, "person 7") == set()
 
 
+def test_a_file_with_a_write_ahead_log_is_a_store_too_and_loses_its_log(disk: Disk) -> None:
+    disk.put([make_row(seed, (f"person {seed}",)) for seed in range(3)])
+    with closing(sqlite3.connect(disk.folder / "factors.sqlite")) as other:
+        other.execute("PRAGMA journal_mode=WAL")
+        other.execute("UPDATE uses SET used = 0")
+        other.commit()
+        assert len(disk.get([make_key(seed) for seed in range(3)])) == 3
+    with closing(Disk(disk.folder)) as new:
+        assert len(new.get([make_key(seed) for seed in range(3)])) == 3
+        assert forget(new, "person 1") == {make_key(1)}
+        assert b"word1x" not in everything_on_disk(disk.folder)
+        assert b"word2x" in everything_on_disk(disk.folder)
+        with new._file._connection() as connection:
+            assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
 def test_what_was_dropped_for_space_is_not_left_in_the_file_either(tmp_path: Path) -> None:
     with closing(Disk(tmp_path, max_bytes=2 * 2**20)) as disk:
         for seed in range(0, 100, 5):
@@ -178,21 +192,21 @@ def test_a_locked_file_is_waited_for_once_and_then_not_asked_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rag_explain.store.sqlite_file._READ_PATIENCE", 0.1)
-    with closing(Disk(tmp_path, journal="DELETE", timeout=0.1)) as disk:
+    with closing(Disk(tmp_path, timeout=0.1)) as disk:
         disk.put([make_row(0)])
         with closing(sqlite3.connect(tmp_path / "factors.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
-            asked: list[str] = []
-            read = disk._file.read
-            monkeypatch.setattr(disk._file, "read", lambda *query: asked.append(query[0]) or read(*query))
+            waited: list[float] = []
+            patiently = disk._file._patiently
+            monkeypatch.setattr(disk._file, "_patiently", lambda *work: waited.append(work[0]) or patiently(*work))
             for _ in range(50):
                 with pytest.raises(StoreError, match="locked"):
                     disk.get([make_key(seed) for seed in range(50)])
+            assert len(waited) == 1
             with pytest.raises(StoreError, match="stayed locked"):
                 disk.put([make_row(1)])
-            assert len(asked) == 1
             other.execute("ROLLBACK")
-        monkeypatch.setattr(disk, "_resume", 0.0)
+        monkeypatch.setattr(disk._file, "_resume", 0.0)
         assert disk.get([make_key(0)])
         assert disk.info()["set_aside"] == []
 
@@ -200,11 +214,10 @@ def test_a_locked_file_is_waited_for_once_and_then_not_asked_for_a_while(
 # ---------------------------------------------------------------------- folders
 
 
-@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
-def test_files_are_made_for_their_owner_only(tmp_path: Path, journal: str) -> None:
+def test_files_are_made_for_their_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        with closing(Disk(tmp_path / "store", journal=journal)) as disk:
+        with closing(Disk(tmp_path / "store")) as disk:
             disk.put([make_row()])
             with disk._file._connection() as connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -213,20 +226,18 @@ def test_files_are_made_for_their_owner_only(tmp_path: Path, journal: str) -> No
                 connection.execute("ROLLBACK")
     finally:
         os.umask(before)
-    beside = {"factors.sqlite-wal", "factors.sqlite-shm"} if journal == "WAL" else {"factors.sqlite-journal"}
-    assert rights == dict.fromkeys({"factors.sqlite", "factors.lock"} | beside, 0o600)
+    assert rights == dict.fromkeys({"factors.sqlite", "factors.lock", "factors.sqlite-journal"}, 0o600)
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
-def test_a_store_that_is_opened_to_be_read_makes_nothing(tmp_path: Path, journal: str) -> None:
+def test_a_store_that_is_opened_to_be_read_makes_nothing(tmp_path: Path) -> None:
     with closing(Disk(tmp_path / "absent", readonly=True)) as disk:
         assert disk.get([make_key()]) == {}
     assert not (tmp_path / "absent").exists()
-    with closing(Disk(tmp_path, journal=journal)) as disk:
+    with closing(Disk(tmp_path)) as disk:
         disk.put([make_row()])
     before = everything_on_disk(tmp_path)
-    with closing(Disk(tmp_path, journal=journal, readonly=True)) as disk:
+    with closing(Disk(tmp_path, readonly=True)) as disk:
         assert disk.readonly
         assert not disk.info()["readonly"]
         assert set(disk.get([make_key(0), make_key(1)])) == {make_key(0)}
@@ -257,10 +268,9 @@ def public_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
-def test_a_read_only_store_is_read_and_never_written(public_folder: Path, journal: str) -> None:
+def test_a_read_only_store_is_read_and_never_written(public_folder: Path) -> None:
     folder = public_folder / "store"
-    with closing(Disk(folder, journal=journal)) as disk:
+    with closing(Disk(folder)) as disk:
         disk.put([make_row()])
     os.chmod(folder / "factors.sqlite", 0o444)
     os.chmod(folder, 0o555)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag_explain.errors import InvalidInput
@@ -43,6 +43,7 @@ def test_the_same_text_has_the_same_key_however_it_is_given() -> None:
     assert factors_key(Passage("a text"), **SETTINGS) == factors_key("a text", **{**SETTINGS, "settings": settings})
 
 
+@settings(deadline=None)  # a busy machine is slow, not wrong
 @given(st.text(), st.text())
 def test_fields_cannot_run_into_each_other(left: str, right: str) -> None:
     """The same characters, split differently between two fields, are two keys."""

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 
 import numpy as np
 import pytest
 import torch
 
-from rag_explain.store.memory import Memory, SingleFlight
+from rag_explain.store.memory import Memory
 from tests.support.synthetic import make_factors, make_key
 
 SIZE = Memory().put(b"k", make_factors()).nbytes
@@ -76,8 +75,9 @@ class SmallDevice:
         return moved
 
 
-def test_a_device_without_memory_evicts_and_tries_again() -> None:
-    memory = Memory(100 * SIZE, place=SmallDevice(4).place)
+def test_a_device_without_memory_evicts_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rag_explain.store.memory.to_device", SmallDevice(4).place)
+    memory = Memory(100 * SIZE)
     fill(memory, range(10), "cuda")
     info = memory.info()
     assert info["cuda"]["documents"] >= 2
@@ -85,8 +85,9 @@ def test_a_device_without_memory_evicts_and_tries_again() -> None:
     assert make_key(9) in memory.get([make_key(9)], "cuda")
 
 
-def test_a_device_that_stays_without_memory_leaves_it_to_the_cpu() -> None:
-    memory = Memory(100 * SIZE, place=SmallDevice(0).place)
+def test_a_device_that_stays_without_memory_leaves_it_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rag_explain.store.memory.to_device", SmallDevice(0).place)
+    memory = Memory(100 * SIZE)
     fill(memory, range(3), "cuda")
     assert memory.info()["cpu"]["documents"] == 3
     assert memory.get([make_key(1)], "cuda")[make_key(1)].block.device.type == "cpu"
@@ -130,55 +131,3 @@ def test_many_threads_keep_the_books() -> None:
         thread.join()
     info = memory.info()["cpu"]
     assert info["bytes"] == info["documents"] * SIZE <= 5 * SIZE
-
-
-def test_one_computation_per_key_however_many_threads_ask() -> None:
-    flights = SingleFlight()
-    computed: list[bytes] = []
-    started = threading.Barrier(16)
-    results: list[dict[bytes, int]] = []
-
-    def compute(keys: list[bytes]) -> dict[bytes, int]:
-        computed.extend(keys)
-        time.sleep(0.05)
-        return {key: key[0] for key in keys}
-
-    def ask(offset: int) -> None:
-        started.wait()
-        results.append(flights.run([bytes([(offset + i) % 4]) for i in range(3)], compute))
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(computed) <= 8  # 16 threads asked for 48; a late thread may come after a flight has landed
-    assert all(result[key] == key[0] for result in results for key in result)
-    assert all(len(result) == 3 for result in results)
-
-
-def test_an_error_is_raised_to_its_own_thread_and_the_others_compute_for_themselves() -> None:
-    flights = SingleFlight()
-    entered = threading.Event()
-    release = threading.Event()
-
-    def failing(keys: list[bytes]) -> dict[bytes, int]:
-        entered.set()
-        release.wait()
-        raise RuntimeError("mine")
-
-    def first() -> None:
-        with pytest.raises(RuntimeError, match="mine"):
-            flights.run([b"k"], failing)
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    entered.wait()
-    second: list[dict[bytes, int]] = []
-    waiter = threading.Thread(target=lambda: second.append(flights.run([b"k"], lambda keys: {b"k": 5})))
-    waiter.start()
-    release.set()
-    thread.join()
-    waiter.join()
-    assert second == [{b"k": 5}]
-    assert flights.run([b"k"], lambda keys: {b"k": 6}) == {b"k": 6}

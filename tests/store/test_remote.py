@@ -156,7 +156,7 @@ def test_a_slow_remote_costs_one_timeout(caplog: pytest.LogCaptureFixture) -> No
     line = Trouble()
     line.clear.clear()
     with Store() as store:
-        store._remote = Remote(line, timeout=0.1, patience=0.1)
+        store._tiers = [Remote(line, timeout=0.1, patience=0.1)]
         for seed in range(20):
             assert store.get([make_key(seed)]) == {}
             store.build([make_key(seed)], lambda keys, seed=seed: [make_entry(seed)])

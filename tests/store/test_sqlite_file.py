@@ -1,4 +1,4 @@
-"""The file under the disk tier: chosen journal mode, damage, forgery, full disks, killed and competing processes."""
+"""The file under the disk tier: damage, forgery, full disks, killed and competing processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rag_explain.errors import StoreError
 from rag_explain.store import Store
 from rag_explain.store.codec import decode, encode
 from rag_explain.store.disk import Disk
-from rag_explain.store.sqlite_file import journal_mode, on_network
+from rag_explain.store.sqlite_file import _inode
 from rag_explain.store.tier import Row, owner
 from tests.support.synthetic import make_entry, make_factors, make_key
 
@@ -31,39 +31,6 @@ WRITER = [sys.executable, "-m", "tests.store.writer"]
 
 def make_row(seed: int = 0, n: int = 7) -> Row:
     return Row(make_key(seed), encode(make_key(seed), make_factors(seed, n=n)), (owner(f"doc {seed}"),))
-
-
-@pytest.mark.parametrize(
-    ("version", "mode"),
-    [
-        ((3, 40, 1), "DELETE"),
-        ((3, 44, 5), "DELETE"),
-        ((3, 44, 6), "WAL"),
-        ((3, 45, 0), "DELETE"),
-        ((3, 50, 6), "DELETE"),
-        ((3, 50, 7), "WAL"),
-        ((3, 51, 0), "DELETE"),
-        ((3, 51, 3), "WAL"),
-        ((4, 0, 0), "WAL"),
-    ],
-)
-def test_write_ahead_logs_only_where_their_reset_bug_is_fixed(version: tuple[int, ...], mode: str) -> None:
-    assert journal_mode(version) == mode
-    assert journal_mode(version, network=True) == "DELETE"
-
-
-def test_network_filesystems_are_recognised(tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text(
-        "/dev/sda / ext4 rw 0 0\n"
-        f"server:/x {tmp_path.parent} nfs4 rw 0 0\n"
-        "broken\n"
-        f"/dev/sdb {tmp_path}/local\\040disk ext4 rw 0 0\n"
-    )
-    assert on_network(tmp_path, str(mounts))
-    assert not on_network(tmp_path / "local disk", str(mounts))
-    assert not on_network(Path("/"), str(mounts))
-    assert not on_network(tmp_path, str(tmp_path / "absent"))
 
 
 # ---------------------------------------------------------------------- damage to the file
@@ -141,7 +108,7 @@ def test_flipped_bits_anywhere_in_the_file_never_give_a_wrong_matrix(tmp_path: P
                 misses += not found
                 if found:
                     assert (found[entry.key].placed.block.numpy()[:-1] == entry.factors.rows).all()
-                    assert found[entry.key].placed.tokens == entry.factors.tokens
+                    assert found[entry.key].placed.factors.tokens == entry.factors.tokens
             kept = store.put(entries)  # whatever happened to the file, work goes on
             assert len(kept) == len(entries)
     assert misses > 12
@@ -156,7 +123,6 @@ def test_one_damaged_file_is_set_aside_the_newest_and_forgetting_erases_it(
             disk.put([make_row(seed, n=200)])
         with open(path, "r+b") as file:
             file.write(b"not a database")
-    (tmp_path / "factors.sqlite.damaged-wal").write_bytes(b"of an older file")
     with Store(tmp_path) as store:
         assert caplog.text.count("starts anew") == 2
         assert store.info()["disk"]["set_aside"] == ["factors.sqlite.damaged"]
@@ -181,7 +147,7 @@ def test_a_new_file_is_a_new_epoch(tmp_path: Path) -> None:
 def test_a_set_aside_file_does_not_hide_a_new_one_that_another_process_made(tmp_path: Path) -> None:
     with closing(Disk(tmp_path)) as slow, closing(Disk(tmp_path)) as quick:
         slow.put([make_row(0)])
-        bad = slow._file._inode
+        bad = _inode(slow._file.path)
         quick._file._prepare(bad=bad)
         quick.put([make_row(1)])
         slow._file._prepare(bad=bad)
@@ -189,7 +155,7 @@ def test_a_set_aside_file_does_not_hide_a_new_one_that_another_process_made(tmp_
 
 
 def test_the_journal_of_a_file_that_was_removed_is_not_played_into_a_new_one(tmp_path: Path) -> None:
-    with closing(Disk(tmp_path, journal="DELETE")) as disk:
+    with closing(Disk(tmp_path)) as disk:
         disk.put([make_row(seed, n=200) for seed in range(20)])
         with disk._file._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -198,7 +164,7 @@ def test_the_journal_of_a_file_that_was_removed_is_not_played_into_a_new_one(tmp
             connection.execute("ROLLBACK")
     (tmp_path / "factors.sqlite").unlink()
     (tmp_path / "factors.sqlite-journal").write_bytes(journal)
-    with closing(Disk(tmp_path, journal="DELETE")) as disk:
+    with closing(Disk(tmp_path)) as disk:
         disk.put([make_row(99)])
         assert disk.has([make_key(0), make_key(99)]) == {make_key(99)}
         assert disk.info()["set_aside"] == []
@@ -320,11 +286,11 @@ def test_a_full_disk_costs_a_warning_and_nothing_that_was_acknowledged(
 
 
 def test_a_store_can_be_opened_while_another_process_writes(tmp_path: Path) -> None:
-    with closing(Disk(tmp_path, journal="DELETE")) as disk:
+    with closing(Disk(tmp_path)) as disk:
         disk.put([make_row(0)])
         with closing(sqlite3.connect(tmp_path / "factors.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with closing(Disk(tmp_path, journal="DELETE", timeout=0.1)) as second:
+            with closing(Disk(tmp_path, timeout=0.1)) as second:
                 assert second.get([make_key(0)])
             other.execute("ROLLBACK")
 
@@ -366,17 +332,16 @@ def nursery() -> Iterator[subprocess.Popen[str]]:
         yield it
 
 
-@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
 def test_a_process_killed_while_it_writes_loses_nothing_that_was_acknowledged(
-    tmp_path: Path, journal: str, nursery: subprocess.Popen[str]
+    tmp_path: Path, nursery: subprocess.Popen[str]
 ) -> None:
-    """50 kills in each journal mode, at any point of a transaction."""
+    """50 kills, at any point of a transaction."""
     assert nursery.stdin is not None
     assert nursery.stdout is not None
     draw = random.Random(7)
     acknowledged: set[int] = set()
     for trial in range(50):
-        nursery.stdin.write("\t".join((str(tmp_path), str(trial * 10_000), "10000", "5", journal)) + "\n")
+        nursery.stdin.write("\t".join((str(tmp_path), str(trial * 10_000), "10000", "5")) + "\n")
         nursery.stdin.flush()
         pid = int(nursery.stdout.readline())
         assert nursery.stdout.readline() == "ready\n"
@@ -386,18 +351,17 @@ def test_a_process_killed_while_it_writes_loses_nothing_that_was_acknowledged(
         while (line := nursery.stdout.readline()) != "ended\n":
             lines.append(line)
         acknowledged |= set(map(int, lines))
-    with closing(Disk(tmp_path, journal=journal)) as disk:
+    with closing(Disk(tmp_path)) as disk:
         readable(disk, acknowledged)
         assert disk.info()["set_aside"] == []
     assert len(acknowledged) > 250
 
 
-@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
-def test_four_writing_processes_and_readers_lose_nothing(tmp_path: Path, journal: str) -> None:
-    writers = [start_writer(tmp_path, first, 120, 4, journal) for first in range(0, 4000, 1000)]
+def test_four_writing_processes_and_readers_lose_nothing(tmp_path: Path) -> None:
+    writers = [start_writer(tmp_path, first, 120, 4) for first in range(0, 4000, 1000)]
     seen: set[bytes] = set()
     wanted = {make_key(first + step) for first in range(0, 4000, 1000) for step in range(120)}
-    with Store(tmp_path, memory_bytes=0) as store, closing(Disk(tmp_path, journal=journal)) as disk:
+    with Store(tmp_path, memory_bytes=0) as store, closing(Disk(tmp_path)) as disk:
         while any(writer.poll() is None for writer in writers):
             seen.update(store.get(sorted(wanted)))
             time.sleep(0.01)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ import pytest
 
 from rag_explain.errors import InvalidInput, StoreError
 from rag_explain.store import NewFactors, Store
-from rag_explain.store.store import Once
 from tests.support.synthetic import make_entry, make_factors, make_key
 
 
@@ -49,8 +49,8 @@ def test_what_is_served_does_not_depend_on_who_built_it(precision: str, tmp_path
     with Store(tmp_path, precision=precision) as store:  # type: ignore[arg-type]
         read = store.get([make_key(0)])[make_key(0)].placed
     np.testing.assert_array_equal(built.block.numpy(), read.block.numpy())
-    assert built.error == read.error
-    assert built.tokens == read.tokens
+    assert built.factors.error == read.factors.error
+    assert built.factors.tokens == read.factors.tokens
 
 
 def test_each_document_is_built_once_by_whichever_thread_asks_first(tmp_path: Path) -> None:
@@ -71,6 +71,28 @@ def test_each_document_is_built_once_by_whichever_thread_asks_first(tmp_path: Pa
         for thread in threads:
             thread.join()
     assert sorted(built) == sorted(make_key(seed) for seed in range(4))
+
+
+def test_an_error_is_raised_to_its_own_thread_and_the_others_compute_for_themselves() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def failing(keys: list[bytes]) -> list[NewFactors]:
+        entered.set()
+        release.wait()
+        raise RuntimeError("mine")
+
+    def first() -> None:
+        with pytest.raises(RuntimeError, match="mine"):
+            store.build([make_key(0)], failing)
+
+    with Store() as store, ThreadPoolExecutor() as threads:
+        failed = threads.submit(first)
+        entered.wait()
+        second = threads.submit(store.build, [make_key(0), make_key(0)], lambda keys: [make_entry(0)])
+        release.set()
+        failed.result()
+        assert second.result()[make_key(0)].tier == "built"
+        assert store.build([make_key(0)], failing)[make_key(0)].tier == "memory"
 
 
 def test_factors_that_cannot_be_kept_are_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,13 +207,20 @@ def test_prune(tmp_path: Path) -> None:
         assert store.info()["disk"]["file_bytes"] < 1.2 * 10**6
 
 
-def test_trouble_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    once = Once()
+def test_each_kind_of_trouble_is_a_warning_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    for _ in range(3):
-        once.warn("a", "first")
-        once.warn("b", "second")
-    assert [record.levelname for record in caplog.records].count("WARNING") == 2
+    rows = make_factors().rows.copy()
+    rows[0, 0] = np.inf
+    with Store(tmp_path) as store:
+        (tmp_path / "factors.sqlite").write_bytes(b"this is not a database" * 999)
+        for _ in range(3):
+            assert store.get([make_key(0)]) == {}
+        for seed in range(3):
+            store.put([make_entry(seed, rows=rows)])
+    messages = [(record.levelname, record.getMessage()) for record in caplog.records]
+    for trouble, times in (("disk cannot be read", 6), ("not kept", 3)):
+        levels = [level for level, message in messages if trouble in message]
+        assert levels == ["WARNING"] + ["DEBUG"] * (times - 1)
 
 
 def test_an_unknown_precision_is_refused() -> None:

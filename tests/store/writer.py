@@ -1,4 +1,4 @@
-"""A process that writes to a store until it is done or killed: `python writer.py FOLDER FIRST COUNT BATCH [JOURNAL]`.
+"""A process that writes to a store until it is done or killed: `python writer.py FOLDER FIRST COUNT BATCH`.
 
 Prints the seed of every row once it is acknowledged, and nothing before. Without arguments it reads such arguments from
 standard input, one set per line, and forks a writer for each: a killed one costs no new interpreter.
@@ -20,8 +20,8 @@ def say(text: str) -> None:
 
 
 def write(arguments: list[str]) -> None:
-    folder, first, count, batch = arguments[0], *map(int, arguments[1:4])
-    disk = Disk(folder, journal=arguments[4] if len(arguments) > 4 else None)
+    folder, first, count, batch = arguments[0], *map(int, arguments[1:])
+    disk = Disk(folder)
     say("ready\n")
     for start in range(first, first + count, batch):
         seeds = range(start, start + batch)
