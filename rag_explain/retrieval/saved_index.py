@@ -8,11 +8,10 @@ index.faiss       FAISS's own file
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rag_explain.errors import FormatError, InvalidInput
@@ -33,7 +32,6 @@ class Row:
     metadata: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
         record: dict[str, Any] = {"row": self.row, "id": self.id, "text": self.text}
         if isinstance(self.text, Passage):
             record |= {"text": self.text.string, "span": [self.text.start, self.text.end]}
@@ -41,61 +39,41 @@ class Row:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Row:
-        """The inverse of `to_dict`."""
         text, span = record["text"], record.get("span")
         return cls(record["row"], record["id"], Passage(text, *span) if span else text, record["metadata"])
 
 
-@dataclass
-class SavedIndex:
-    """What a folder holds: the index, and its rows by number."""
+def write_index(folder: Path, index: Any, rows: Sequence[Row], **about: Any) -> None:
+    """Write index, rows, and a manifest that says this about them. What was there is replaced once all are written.
 
-    index: Any
-    documents: dict[int, str | Passage | None] = field(default_factory=dict)
-    ids: dict[int, str] = field(default_factory=dict)
-    metadata: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-
-
-def write_index(
-    folder: Path, index: Any, rows: Sequence[Row], *, model: str, fingerprint: str, normalize: bool
-) -> None:
-    """Write index and rows; the manifest comes last, so that a folder that has one is whole."""
+    The manifest comes last, so that a folder that has one is whole.
+    """
     import faiss
 
     folder.mkdir(parents=True, exist_ok=True)
-    with _replacing(folder / _DOCUMENTS) as path, path.open("w", encoding="utf-8") as file:
-        file.writelines(f"{to_json(row.to_dict())}\n" for row in rows)
-    with _replacing(folder / _INDEX) as path:
-        faiss.write_index(index, str(path))
-    manifest = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "model": model,
-        "fingerprint": fingerprint,
-        "normalize": normalize,
-        "documents": len(rows),
-    }
-    with _replacing(folder / _MANIFEST) as path:
-        path.write_text(to_json(manifest), encoding="utf-8")
+    manifest = {"format": _FORMAT, "version": _VERSION, **about, "documents": len(rows)}
+    with TemporaryDirectory(prefix=".", dir=folder) as fresh:
+        with Path(fresh, _DOCUMENTS).open("w", encoding="utf-8") as file:
+            file.writelines(f"{to_json(row.to_dict())}\n" for row in rows)
+        faiss.write_index(index, str(Path(fresh, _INDEX)))
+        Path(fresh, _MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+        for name in (_DOCUMENTS, _INDEX, _MANIFEST):
+            Path(fresh, name).replace(folder / name)
 
 
-def read_index(folder: Path, count: int) -> SavedIndex:
-    """What `write_index` wrote, which must be `count` documents."""
+def read_index(folder: Path, count: int) -> tuple[Any, list[Row]]:
+    """The index and the rows that `write_index` wrote, which must be `count`."""
     import faiss
 
     try:
-        saved = SavedIndex(faiss.read_index(str(folder / _INDEX)))
+        index = faiss.read_index(str(folder / _INDEX))
         with (folder / _DOCUMENTS).open(encoding="utf-8") as file:
-            for row in map(Row.from_dict, map(json.loads, file)):
-                saved.documents[row.row] = row.text
-                saved.metadata[row.row] = row.metadata
-                if row.id is not None:
-                    saved.ids[row.row] = row.id
+            rows = [Row.from_dict(json.loads(line)) for line in file]
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"the index in {folder} is damaged: {error}") from error
-    if len(saved.documents) != count:
-        raise FormatError(f"the index in {folder} is damaged: {len(saved.documents)} of {count} documents")
-    return saved
+    if len(rows) != count:
+        raise FormatError(f"the index in {folder} is damaged: {len(rows)} of {count} documents")
+    return index, rows
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -109,14 +87,3 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT or manifest.get("version") != _VERSION:
         raise FormatError(f"{folder / _MANIFEST} was not written by this version: build the index again")
     return manifest
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A fresh file that takes the place of `path` only once it is whole."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield fresh
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
