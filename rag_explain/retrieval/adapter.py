@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rag_explain.retrieval")
 
-ExplainMode: TypeAlias = Literal["lazy", "eager", "off"]
+ExplainMode = Literal["lazy", "eager", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from rag_explain.explainer import Explainer
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, RetrievedDocument, whole_number
-from rag_explain.retrieval.saved_index import Row, read_index, read_manifest, write_index
+from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
 from rag_explain.retrieval.truth import TOLERANCE, faiss_metric
 from rag_explain.texts.passage import Passage
 
@@ -147,12 +147,18 @@ class FaissRetriever:
     def _found(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Iterator[RetrievedDocument]:
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
             if row != _NOTHING:
-                text, metadata = _look_up(self._documents, row), _look_up(self._metadata, row) or {}
-                yield RetrievedDocument(id=self._id(row), text=text, score=score, metadata=metadata)
+                yield self._document(row, score)
 
-    def _id(self, row: int) -> str:
-        name = _look_up(self._ids, row)
-        return str(row if name is None else name)
+    def _document(self, row: int, score: float | None = None) -> RetrievedDocument:
+        name, text = _look_up(self._ids, row), _look_up(self._documents, row)
+        metadata = _look_up(self._metadata, row) or {}
+        return RetrievedDocument(id=str(row if name is None else name), text=text, score=score, metadata=metadata)
+
+    def _listed(self) -> dict[int, RetrievedDocument]:
+        if callable(self._documents):
+            raise InvalidInput("documents given as a function cannot be listed: give a sequence or a mapping")
+        rows = self._documents if isinstance(self._documents, Mapping) else range(len(self._documents))
+        return {row: self._document(row) for row in rows}
 
     def _scoring(self, vectors: NDArray[np.float32]) -> tuple[Metric, str | None]:
         """What the index's scores are, and why they are not what is explained, when they are not."""
@@ -171,24 +177,14 @@ class FaissRetriever:
 
     def precompute(self, **options: Any) -> int:
         """Fill the explainer's store with the factors of all documents; options of `Explainer.precompute`."""
-        found = [(row, text) for row in self._rows() if (text := _look_up(self._documents, row)) is not None]
-        ids = [self._id(row) for row, _ in found]
-        return self.explainer.precompute([text for _, text in found], ids=ids, **options)
-
-    def _rows(self) -> list[int]:
-        if callable(self._documents):
-            raise InvalidInput("documents given as a function cannot be listed: give a sequence or a mapping")
-        return list(self._documents) if isinstance(self._documents, Mapping) else list(range(len(self._documents)))
+        found = [(one.id, one.text) for one in self._listed().values() if one.text is not None]
+        return self.explainer.precompute([text for _, text in found], ids=[name for name, _ in found], **options)
 
     def save(self, folder: str | Path, *, model: str | None = None) -> None:
         """Write the index, the documents as JSON lines, and which model they belong to. Nothing is pickled."""
-        rows = [
-            Row(row, _look_up(self._ids, row), _look_up(self._documents, row), _look_up(self._metadata, row) or {})
-            for row in self._rows()
-        ]
         scorer = self.explainer.scorer
         about = {"model": model or scorer.name, "fingerprint": scorer.fingerprint, "normalize": self.normalize}
-        write_index(Path(folder), self.index, rows, **about)
+        write_index(Path(folder), self.index, self._listed(), **about)
 
     @classmethod
     def load(cls, folder: str | Path, explainer: Explainer | None = None, **options: Any) -> FaissRetriever:
@@ -202,9 +198,9 @@ class FaissRetriever:
                 f"from those of {explainer.scorer.name}: use that model, or build the index again"
             )
         index, rows = read_index(folder, manifest["documents"])
-        documents = {row.row: row.text for row in rows}
-        ids = {row.row: row.id for row in rows if row.id is not None}
-        metadata = {row.row: row.metadata for row in rows}
+        documents = {row: document.text for row, document in rows.items()}
+        ids = {row: document.id for row, document in rows.items() if document.id is not None}
+        metadata = {row: document.metadata for row, document in rows.items()}
         return cls(index, documents, explainer, ids=ids, metadata=metadata, normalize=manifest["normalize"], **options)
 
     def __len__(self) -> int:

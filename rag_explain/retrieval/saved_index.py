@@ -8,45 +8,24 @@ index.faiss       FAISS's own file
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.results.serialization import to_json, to_plain
+from rag_explain.retrieval.adapter import RetrievedDocument
 from rag_explain.texts.passage import Passage
 
 _FORMAT, _VERSION = "rag_explain.faiss", 1
 _INDEX, _DOCUMENTS, _MANIFEST = "index.faiss", "documents.jsonl", "manifest.json"
 
 
-@dataclass(frozen=True)
-class Row:
-    """What is kept of one row of the index."""
+def write_index(folder: Path, index: Any, rows: Mapping[int, RetrievedDocument], **about: Any) -> None:
+    """Write index, documents by row, and a manifest that says this about them.
 
-    row: int
-    id: str | None
-    text: str | Passage | None
-    metadata: Mapping[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        record: dict[str, Any] = {"row": self.row, "id": self.id, "text": self.text}
-        if isinstance(self.text, Passage):
-            record |= {"text": self.text.string, "span": [self.text.start, self.text.end]}
-        return record | {"metadata": to_plain(self.metadata)}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Row:
-        text, span = record["text"], record.get("span")
-        return cls(record["row"], record["id"], Passage(text, *span) if span else text, record["metadata"])
-
-
-def write_index(folder: Path, index: Any, rows: Sequence[Row], **about: Any) -> None:
-    """Write index, rows, and a manifest that says this about them. What was there is replaced once all are written.
-
-    The manifest comes last, so that a folder that has one is whole.
+    What was there is replaced once all is written; the manifest comes last, so that a folder that has one is whole.
     """
     import faiss
 
@@ -54,21 +33,21 @@ def write_index(folder: Path, index: Any, rows: Sequence[Row], **about: Any) -> 
     manifest = {"format": _FORMAT, "version": _VERSION, **about, "documents": len(rows)}
     with TemporaryDirectory(prefix=".", dir=folder) as fresh:
         with Path(fresh, _DOCUMENTS).open("w", encoding="utf-8") as file:
-            file.writelines(f"{to_json(row.to_dict())}\n" for row in rows)
+            file.writelines(f"{to_json(_to_dict(row, document))}\n" for row, document in rows.items())
         faiss.write_index(index, str(Path(fresh, _INDEX)))
         Path(fresh, _MANIFEST).write_text(to_json(manifest), encoding="utf-8")
         for name in (_DOCUMENTS, _INDEX, _MANIFEST):
             Path(fresh, name).replace(folder / name)
 
 
-def read_index(folder: Path, count: int) -> tuple[Any, list[Row]]:
-    """The index and the rows that `write_index` wrote, which must be `count`."""
+def read_index(folder: Path, count: int) -> tuple[Any, dict[int, RetrievedDocument]]:
+    """The index and the documents by row that `write_index` wrote, which must be `count`."""
     import faiss
 
     try:
         index = faiss.read_index(str(folder / _INDEX))
         with (folder / _DOCUMENTS).open(encoding="utf-8") as file:
-            rows = [Row.from_dict(json.loads(line)) for line in file]
+            rows = dict(_from_dict(json.loads(line)) for line in file)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"the index in {folder} is damaged: {error}") from error
     if len(rows) != count:
@@ -87,3 +66,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT or manifest.get("version") != _VERSION:
         raise FormatError(f"{folder / _MANIFEST} was not written by this version: build the index again")
     return manifest
+
+
+def _to_dict(row: int, document: RetrievedDocument) -> dict[str, Any]:
+    text, span = document.text, None
+    if isinstance(text, Passage):
+        span, text = [text.start, text.end], text.string
+    return {"row": row, "id": document.id, "text": text, "span": span, "metadata": to_plain(document.metadata)}
+
+
+def _from_dict(record: Mapping[str, Any]) -> tuple[int, RetrievedDocument]:
+    text, span = record["text"], record.get("span")
+    text = Passage(text, *span) if span else text
+    return record["row"], RetrievedDocument(id=record["id"], text=text, metadata=record["metadata"])
