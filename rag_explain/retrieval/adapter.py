@@ -1,9 +1,6 @@
 """What every wrapped retriever shares: explain these documents for this query, keep the order, never fail the search.
 
-FAISS, LangChain and LlamaIndex differ in what a document is and in where an explanation may be kept. What happens in
-between is here: an explanation is computed when it is first looked at, before the hits are returned, or not at all; all
-that are pending are computed in one batch; a failure is a warning and a hit that says why it has no explanation; eager
-work stops at a time limit.
+FAISS, LangChain and LlamaIndex differ only in what a document is and in where an explanation may be kept.
 """
 
 from __future__ import annotations
@@ -14,10 +11,10 @@ import operator
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput
@@ -35,8 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rag_explain.retrieval")
 
-ExplainMode: TypeAlias = Literal["lazy", "eager", "off"]
-_MODES = get_args(ExplainMode)
+ExplainMode = Literal["lazy", "eager", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +50,9 @@ class RetrievedDocument:
 
 class HitExplainer:
     """Turns what a retriever found into hits with explanations. Safe to use from several threads.
+
+    All explanations of a query that are pending are computed in one batch. One that fails is a warning, and a hit that
+    says why it has none.
 
     Args:
         explainer: an Explainer, or what one is made from: it is then made when the first explanation is needed.
@@ -80,19 +79,12 @@ class HitExplainer:
         check_mode(explain, top)
         if time_limit is not None and not time_limit >= 0:
             raise InvalidInput(f"time_limit must be a number of seconds, not {time_limit!r}")
-        self.mode = explain
-        self.top = top
-        self.time_limit = time_limit
-        self.metric = _metric(metric)
-        self.surrogate = surrogate
-        self.tolerance = tolerance
+        self.mode, self.top, self.time_limit = explain, top, time_limit
+        self.metric, self.surrogate, self.tolerance = _metric(metric), surrogate, tolerance
         self._source = explainer
-        self._made: Explainer | None = None
-        self._refused: Exception | None = None
+        self._made: Future[Explainer] = Future()
         self._lock = threading.Lock()
         self._has_warned = False
-
-    # ------------------------------------------------------------------ hits
 
     def hits(
         self,
@@ -113,9 +105,8 @@ class HitExplainer:
         check_mode(mode, top)
         reasons = [reason for reason in (self.surrogate, surrogate) if reason]
         scoring = Scoring(self.metric if metric is None else _metric(metric), reasons, self.tolerance)
-        shared = _Query(self, query, scoring)
-        documents = list(found)
-        wanted = 0 if mode == "off" else len(documents) if top is None else operator.index(top)
+        shared, documents = _Query(self, query, scoring), list(found)
+        wanted = 0 if mode == "off" else len(documents) if top is None else top
         handles = [
             shared.deferred(document) if rank < wanted else Deferred.skipped("an explanation was not asked for")
             for rank, document in enumerate(documents)
@@ -143,22 +134,17 @@ class HitExplainer:
     def explainer(self) -> Explainer:
         """Created on first use. If that failed, the same exception is raised again without retrying."""
         with self._lock:
-            if self._refused is not None:
-                raise self._refused
-            if self._made is None:
+            if not self._made.done():
                 try:
-                    self._made = explainer_of(self._source)
+                    self._made.set_result(explainer_of(self._source))
                 except Exception as error:
-                    self._refused = error
+                    self._made.set_exception(error)
                     logger.warning("documents are returned without explanations: %s", error)
-                    raise
-            return self._made
+            return self._made.result()
 
     def precompute(self, texts: Sequence[str | Passage], **options: Any) -> int:
         """Fill the explainer's store from exactly the strings that were embedded; how many were built."""
         return self.explainer.precompute(texts, **options)
-
-    # ------------------------------------------------------------------ eager
 
     def _computed(self, handles: list[Deferred[Explanation]]) -> list[Deferred[Explanation]]:
         if self.time_limit is not None:
@@ -188,15 +174,12 @@ class _Query:
     """
 
     def __init__(self, owner: HitExplainer, text: str, scoring: Scoring) -> None:
-        self._owner = owner
-        self._text = text
-        self._scoring = scoring
+        self._owner, self._text, self._scoring = owner, text, scoring
         self._lock = threading.Lock()
         # Weak, because every key refers to this object: hits that are dropped free their texts at once.
         self._documents: WeakKeyDictionary[Deferred[Explanation], RetrievedDocument] = WeakKeyDictionary()
 
     def deferred(self, document: RetrievedDocument) -> Deferred[Explanation]:
-        """The explanation of one document."""
         if document.text is None:
             return Deferred.skipped("the document has no text")
         deferred = Deferred(partial(self._explain, document), together=self)
@@ -206,15 +189,13 @@ class _Query:
     def __call__(self, deferred: Sequence[Deferred[Explanation]]) -> None:
         """Fill all that are pending. If one spoils the batch they stay so, and `load` computes them one by one."""
         with self._lock:  # a second thread finds them filled
-            pending = [(one, self._documents[one]) for one in deferred if one.status == "pending"]
-            if not pending:
-                return
+            pending = [one for one in deferred if one.status == "pending"]
             try:
-                explanations = self._explained([document for _, document in pending])
+                explanations = self._explained([self._documents[one] for one in pending]) if pending else []
             except Exception as error:
                 logger.debug("a batch is explained one by one: %s: %s", type(error).__name__, error)
                 return
-            for (one, _), explanation in zip(pending, explanations, strict=True):
+            for one, explanation in zip(pending, explanations, strict=True):
                 one.fill(explanation)
 
     def _explain(self, document: RetrievedDocument) -> Explanation:
@@ -229,10 +210,7 @@ class _Query:
         texts = [document.text for document in documents if document.text is not None]
         ids = [document.id for document in documents]
         explanations = self._owner.explainer.explain_many(self._text, texts, ids=ids)
-        return [
-            self._owner._checked(self._scoring, document, explanation)
-            for document, explanation in zip(documents, explanations, strict=True)
-        ]
+        return [self._owner._checked(self._scoring, *both) for both in zip(documents, explanations, strict=True)]
 
 
 def _computed_in_time(
@@ -240,8 +218,12 @@ def _computed_in_time(
 ) -> list[Deferred[Explanation]]:
     """One by one, so that what fits is ready; what does not is skipped, and stays so when its computation ends."""
     deadline = time.monotonic() + seconds
-    pending = [handle for handle in handles if handle.status == "pending"]
-    for job in [explainer.in_background(_unless_late, handle, deadline) for handle in pending]:
+
+    def compute(handle: Deferred[Explanation]) -> None:
+        if time.monotonic() < deadline:
+            handle.get()
+
+    for job in [explainer.in_background(compute, handle) for handle in handles if handle.status == "pending"]:
         try:
             job.result(timeout=max(0.0, deadline - time.monotonic()))
         except TimeoutError:
@@ -250,11 +232,6 @@ def _computed_in_time(
             logger.debug("the explainer was closed during a search")
     late = f"it did not fit into the time limit of {seconds:g} s per query"
     return [Deferred.skipped(late) if handle.status == "pending" else handle for handle in handles]
-
-
-def _unless_late(handle: Deferred[Explanation], deadline: float) -> None:
-    if time.monotonic() < deadline:
-        handle.get()
 
 
 def _hit(document: RetrievedDocument, rank: int, metric: Metric, handle: Deferred[Explanation]) -> Hit:
@@ -277,7 +254,7 @@ def _metric(metric: str | Metric) -> Metric:
 
 def check_mode(explain: object, top: object = None) -> None:
     """Refuse what is not a way to explain, and a `top` that is not a number of hits."""
-    if not isinstance(explain, str) or explain not in _MODES:
+    if explain not in get_args(ExplainMode):
         raise InvalidInput(f"explain must be 'lazy', 'eager' or 'off', not {explain!r}")
     if top is not None and whole_number(top, "top") < 0:
         raise InvalidInput(f"top must be a number of hits, not {top!r}")

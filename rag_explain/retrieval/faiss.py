@@ -21,7 +21,7 @@ from rag_explain.explainer import Explainer
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, RetrievedDocument, whole_number
-from rag_explain.retrieval.saved_index import Row, read_index, read_manifest, write_index
+from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
 from rag_explain.retrieval.truth import TOLERANCE, faiss_metric
 from rag_explain.texts.passage import Passage
 
@@ -72,12 +72,8 @@ class FaissRetriever:
         if not isinstance(index, faiss.Index):
             raise InvalidInput(f"index must be a FAISS index of float vectors, not {type(index).__name__}")
         explainer.scorer.embed([], "query")  # refused in words by a scorer that has no vector per text
-        self.index = index
-        self.explainer = explainer
-        self.normalize = normalize
-        self._documents = documents
-        self._ids = ids
-        self._metadata = metadata
+        self.index, self.explainer, self.normalize = index, explainer, normalize
+        self._documents, self._ids, self._metadata = documents, ids, metadata
         tolerance = TOLERANCE if _is_exact(index) else _COMPRESSED_TOLERANCE
         self._hit_explainer = HitExplainer(
             explainer, explain=explain, top=top, time_limit=time_limit, tolerance=tolerance
@@ -106,8 +102,6 @@ class FaissRetriever:
         index = faiss.IndexFlatIP(vectors.shape[1])
         index.add(vectors)
         return cls(index, list(texts), explainer, ids=ids, metadata=metadata, normalize=normalize, **options)
-
-    # ------------------------------------------------------------------ searching
 
     def search(self, query: str, k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None) -> Hits:
         """The k nearest documents, nearest first; fewer where the index has or finds fewer."""
@@ -153,27 +147,27 @@ class FaissRetriever:
     def _found(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Iterator[RetrievedDocument]:
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
             if row != _NOTHING:
-                yield RetrievedDocument(
-                    id=self._id(row),
-                    text=_look_up(self._documents, row),
-                    score=score,
-                    metadata=_look_up(self._metadata, row) or {},
-                )
+                yield self._document(row, score)
 
-    def _id(self, row: int) -> str:
-        name = _look_up(self._ids, row)
-        return str(row if name is None else name)
+    def _document(self, row: int, score: float | None = None) -> RetrievedDocument:
+        name, text = _look_up(self._ids, row), _look_up(self._documents, row)
+        metadata = _look_up(self._metadata, row) or {}
+        return RetrievedDocument(id=str(row if name is None else name), text=text, score=score, metadata=metadata)
+
+    def _listed(self) -> dict[int, RetrievedDocument]:
+        if callable(self._documents):
+            raise InvalidInput("documents given as a function cannot be listed: give a sequence or a mapping")
+        rows = self._documents if isinstance(self._documents, Mapping) else range(len(self._documents))
+        return {row: self._document(row) for row in rows}
 
     def _scoring(self, vectors: NDArray[np.float32]) -> tuple[Metric, str | None]:
         """What the index's scores are, and why they are not what is explained, when they are not."""
         metric = faiss_metric(self.index)
         if metric == UNKNOWN:
             return metric, f"the index compares by FAISS metric {self.index.metric_type}, not by this similarity"
-        is_unit = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1.0) <= _UNIT).all())
-        is_product = metric.base == "inner product"
-        if is_unit:
+        is_product, by_dot = metric.base == "inner product", self.explainer.scorer.measure == "dot"
+        if (np.abs(np.linalg.norm(vectors, axis=1) - 1.0) <= _UNIT).all():
             return Metric("cosine") if is_product else metric, None
-        by_dot = self.explainer.scorer.measure == "dot"
         if is_product and by_dot:
             return metric, None
         compared = "" if is_product else "by L2 distance of "
@@ -183,33 +177,14 @@ class FaissRetriever:
 
     def precompute(self, **options: Any) -> int:
         """Fill the explainer's store with the factors of all documents; options of `Explainer.precompute`."""
-        rows = [row for row in self._rows() if _look_up(self._documents, row) is not None]
-        texts = [_look_up(self._documents, row) for row in rows]
-        ids = [self._id(row) for row in rows]
-        return self._hit_explainer.precompute([text for text in texts if text is not None], ids=ids, **options)
-
-    def _rows(self) -> list[int]:
-        if callable(self._documents):
-            raise InvalidInput("documents given as a function cannot be listed: give a sequence or a mapping")
-        return list(self._documents) if isinstance(self._documents, Mapping) else list(range(len(self._documents)))
-
-    # ------------------------------------------------------------------ keeping
+        found = [(one.id, one.text) for one in self._listed().values() if one.text is not None]
+        return self.explainer.precompute([text for _, text in found], ids=[name for name, _ in found], **options)
 
     def save(self, folder: str | Path, *, model: str | None = None) -> None:
         """Write the index, the documents as JSON lines, and which model they belong to. Nothing is pickled."""
-        rows = [
-            Row(row, _look_up(self._ids, row), _look_up(self._documents, row), _look_up(self._metadata, row) or {})
-            for row in self._rows()
-        ]
         scorer = self.explainer.scorer
-        write_index(
-            Path(folder),
-            self.index,
-            rows,
-            model=model or scorer.name,
-            fingerprint=scorer.fingerprint,
-            normalize=self.normalize,
-        )
+        about = {"model": model or scorer.name, "fingerprint": scorer.fingerprint, "normalize": self.normalize}
+        write_index(Path(folder), self.index, self._listed(), **about)
 
     @classmethod
     def load(cls, folder: str | Path, explainer: Explainer | None = None, **options: Any) -> FaissRetriever:
@@ -222,9 +197,11 @@ class FaissRetriever:
                 f"the index in {folder} was built with {manifest['model']}, whose weights or settings differ "
                 f"from those of {explainer.scorer.name}: use that model, or build the index again"
             )
-        saved = read_index(folder, manifest["documents"])
-        kept: dict[str, Any] = {"ids": saved.ids, "metadata": saved.metadata, "normalize": manifest["normalize"]}
-        return cls(saved.index, saved.documents, explainer, **kept, **options)
+        index, rows = read_index(folder, manifest["documents"])
+        documents = {row: document.text for row, document in rows.items()}
+        ids = {row: document.id for row, document in rows.items() if document.id is not None}
+        metadata = {row: document.metadata for row, document in rows.items()}
+        return cls(index, documents, explainer, ids=ids, metadata=metadata, normalize=manifest["normalize"], **options)
 
     def __len__(self) -> int:
         return int(self.index.ntotal)
@@ -235,10 +212,8 @@ class FaissRetriever:
 
 def _look_up(values: Lookup[T] | None, row: int) -> T | None:
     """The entry of a row; None where there is none: a gap in the documents must not fail the search."""
-    if values is None:
-        return None
-    if row < 0 and not callable(values) and not isinstance(values, Mapping):
-        return None  # no sequence has such an id: Python would count from its end
+    if values is None or (row < 0 and not callable(values) and not isinstance(values, Mapping)):
+        return None  # no sequence has a negative id: Python would count from its end
     try:
         return values(row) if callable(values) else values[row]
     except (KeyError, IndexError):

@@ -1,16 +1,15 @@
 """Wrappers around one model object share one Explainer: one check when it is made, one cache of factors.
 
-The registry below is the only process-wide state of `rag_explain.retrieval`, and it keeps nothing alive. An Explainer
-holds its model, so an entry that held the Explainer would hold its own key for ever. Both ends are therefore weak: a
-shared Explainer lives as long as a wrapper, or a hit that is still pending, holds it. To keep one for longer, make it
-yourself and give it to every wrapper.
+The registry below keeps nothing alive. An Explainer holds its model, so an entry that held the Explainer would hold its
+own key for ever. Both ends are therefore weak: a shared Explainer lives as long as a wrapper, or a hit that is still
+pending, holds it. To keep one for longer, make it yourself and give it to every wrapper.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import ReferenceType, WeakKeyDictionary, ref
@@ -62,15 +61,9 @@ def held_model(*holders: object) -> SentenceTransformer | None:
     module = sys.modules.get("sentence_transformers")
     if module is None:  # a model cannot be held before its library is loaded
         return None
-    found = {
-        id(value): value
-        for holder in holders
-        for value in (holder, *_attributes(holder))
-        if isinstance(value, module.SentenceTransformer)
-    }
+    values = list(holders)
+    for holder in holders:
+        values += getattr(holder, "__dict__", {}).values()
+        values += (getattr(holder, "__pydantic_private__", None) or {}).values()
+    found = {id(value): value for value in values if isinstance(value, module.SentenceTransformer)}
     return next(iter(found.values())) if len(found) == 1 else None
-
-
-def _attributes(holder: object) -> Iterator[object]:
-    yield from getattr(holder, "__dict__", {}).values()
-    yield from (getattr(holder, "__pydantic_private__", None) or {}).values()
