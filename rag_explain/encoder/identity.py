@@ -6,13 +6,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_VERSION = attrgetter("_version")  # torch counts how often a tensor was written to
+from rag_explain._torch import writes
 
 
 class Identity:
@@ -34,7 +33,7 @@ class Identity:
     def fingerprint(self) -> str:
         """32 hexadecimal digits."""
         weights = self._parameters
-        state = (weights[0].dtype, *map(_VERSION, weights), *map(Tensor.data_ptr, weights))
+        state = (weights[0].dtype, *map(writes, weights), *map(Tensor.data_ptr, weights))
         if self._known is None or self._known[0] != state:
             self._known = (state, self._digest())
         return self._known[1]

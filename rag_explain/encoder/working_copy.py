@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rag_explain._torch import uncompile
 from rag_explain.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def make_working_copy(model: SentenceTransformer, device: str | torch.device | N
             working.to(device)
     working.eval()
     for module in working.modules():
-        module._compiled_call_impl = None
+        uncompile(module)
         # torch's own attention modules run as one fused operation in evaluation, whose parts cannot be recorded.
         if type(module) is nn.MultiheadAttention:
             module.training, module.dropout = True, 0.0

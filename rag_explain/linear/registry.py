@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rag_explain.linear import _torch
-from rag_explain.linear._torch import Arguments
+from rag_explain import _torch
+from rag_explain._torch import Arguments
 from rag_explain.linear.rules import Rules
 
 Handler = Callable[..., None]

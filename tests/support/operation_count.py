@@ -9,7 +9,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch.utils.flop_counter import flop_registry
 
-from rag_explain.linear import _torch
+from rag_explain import _torch
 from tests.support.references import rows_by_dimension, ruled_copy
 
 
