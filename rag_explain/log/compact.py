@@ -35,11 +35,8 @@ _OUTLINE: plain.FieldTable = {name: row for name, row in FIELDS.items() if name 
 class LoggedExplanation:
     """What a record holds of an explanation; docs/log-format.md describes the members.
 
-    Attributes:
-        outline: the explanation without its tokens: texts as they are written, method, model, score, notices and so
-            on. All that its pairs carried is in the one cell of its matrix; its unit is that of `pairs`.
-        pairs: the strongest pairs, strongest first, each with its share among ALL pairs of the original.
-        matrix: the whole matrix with its tokens, packed, where it was kept.
+    `outline` is the explanation without its tokens: texts as they are written, method, model, score, notices and so on.
+    All that its pairs carried is in the one cell of its matrix; its unit is that of `pairs`.
     """
 
     outline: Explanation
@@ -47,9 +44,9 @@ class LoggedExplanation:
     unattributed: float
     size: tuple[int, int]
     absolute: float
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Pair, ...]  # strongest first, each with its share among ALL pairs of the original
     metadata_tokens: int
-    matrix: str | None
+    matrix: str | None  # the whole matrix with its tokens, packed, where it was kept
 
     @classmethod
     def of(cls, explanation: Explanation, policy: Policy, query: str | None, document: str | None) -> LoggedExplanation:
