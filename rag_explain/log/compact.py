@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -118,8 +119,9 @@ def _write_pairs(pairs: Sequence[Pair]) -> list[list[float]]:
 
 def _read_pairs(items: Iterable[Any], data: Mapping[str, Any]) -> tuple[Pair, ...]:
     query, document, total = data["query"], data["document"], data["absolute"] or 1.0
+    token = cache(_token)  # the strongest words recur in many pairs
     return tuple(
-        Pair(_token(q0, q1, query), _token(d0, d1, document), value, abs(value) / total)
+        Pair(token(q0, q1, query), token(d0, d1, document), value, abs(value) / total)
         for q0, q1, d0, d1, value in items
     )
 
