@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,9 +69,6 @@ def _action(actions: Any, name: str, run: Any, about: str) -> argparse.ArgumentP
     return action
 
 
-# ---------------------------------------------------------------------- list, show, export
-
-
 def _list(arguments: argparse.Namespace) -> int:
     from rag_explain.log import summaries
 
@@ -126,26 +123,20 @@ def _export(arguments: argparse.Namespace) -> int:
     from rag_explain.log import find, records
 
     found = iter([find(arguments.path, arguments.id)]) if arguments.id else records(arguments.path)
+    texts: Iterable[str] = (record.to_json() + "\n" for record in found)
     if arguments.format == "html":
         from rag_explain.results.hits import Hits
 
-        page = Hits(hit for record in found for hit in record.hits).to_html(arguments.output)
-        if arguments.output is None:
-            sys.stdout.write(page)
-        return 0
-    lines = (record.to_json() + "\n" for record in found)
+        texts = [Hits(hit for record in found for hit in record.hits).to_html()]
     if arguments.output is None:
-        sys.stdout.writelines(lines)
+        sys.stdout.writelines(texts)
         return 0
     try:
         with Path(arguments.output).open("w", encoding="utf-8") as file:
-            file.writelines(lines)
+            file.writelines(texts)
     except OSError as error:
         raise LogError(f"{arguments.output} cannot be written: {error.strerror}") from error
     return 0
-
-
-# ---------------------------------------------------------------------- verify, diff, erase
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -153,15 +144,10 @@ def _verify(arguments: argparse.Namespace) -> int:
     from rag_explain.log.verify import verify
 
     explainers = None if arguments.no_model else _explainers(arguments.model, arguments.device)
+    documents, key = _read_documents(arguments.documents), _read_key(arguments.key_file)
+    chosen = {"record_id": arguments.id, "tolerance": arguments.tolerance}
     outcomes: Counter[str] = Counter()
-    for verdict in verify(
-        arguments.path,
-        explainers,
-        documents=_read_documents(arguments.documents),
-        record_id=arguments.id,
-        tolerance=arguments.tolerance,
-        hash_key=_read_key(arguments.key_file),
-    ):
+    for verdict in verify(arguments.path, explainers, documents=documents, hash_key=key, **chosen):
         outcomes[verdict.outcome] += 1
         shift = "" if verdict.shift is None else f"  moved by {verdict.shift:.1e}"
         reason = f"  {one_line(verdict.reason, 300)}" if verdict.reason else ""

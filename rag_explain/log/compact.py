@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,8 @@ _OUTLINE: plain.FieldTable = {name: row for name, row in FIELDS.items() if name 
 class LoggedExplanation:
     """What a record holds of an explanation; docs/log-format.md describes the members.
 
-    Attributes:
-        outline: the explanation without its tokens: texts as they are written, method, model, score, notices and so
-            on. All that its pairs carried is in the one cell of its matrix; its unit is that of `pairs`.
-        pairs: the strongest pairs, strongest first, each with its share among ALL pairs of the original.
-        matrix: the whole matrix with its tokens, packed, where it was kept.
+    `outline` is the explanation without its tokens: texts as they are written, method, model, score, notices and so on.
+    All that its pairs carried is in the one cell of its matrix; its unit is that of `pairs`.
     """
 
     outline: Explanation
@@ -47,9 +45,9 @@ class LoggedExplanation:
     unattributed: float
     size: tuple[int, int]
     absolute: float
-    pairs: tuple[Pair, ...]
+    pairs: tuple[Pair, ...]  # strongest first, each with its share among ALL pairs of the original
     metadata_tokens: int
-    matrix: str | None
+    matrix: str | None  # the whole matrix with its tokens, packed, where it was kept
 
     @classmethod
     def of(cls, explanation: Explanation, policy: Policy, query: str | None, document: str | None) -> LoggedExplanation:
@@ -116,8 +114,9 @@ def _write_pairs(pairs: Sequence[Pair]) -> list[list[float]]:
 
 def _read_pairs(items: Iterable[Any], data: Mapping[str, Any]) -> tuple[Pair, ...]:
     query, document, total = data["query"], data["document"], data["absolute"] or 1.0
+    token = cache(_token)  # the strongest words recur in many pairs
     return tuple(
-        Pair(_token(q0, q1, query), _token(d0, d1, document), value, abs(value) / total)
+        Pair(token(q0, q1, query), token(d0, d1, document), value, abs(value) / total)
         for q0, q1, d0, d1, value in items
     )
 

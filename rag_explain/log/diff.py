@@ -28,12 +28,7 @@ class PairShift:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One document for one query, in two logs. A rank or score of None: it was not retrieved.
-
-    Attributes:
-        same_text: whether both logs explained the same text; None where a hash is missing.
-        pairs: the pairs that changed most; empty unless both logs have an explanation of the same text.
-    """
+    """One document for one query, in two logs. A rank or score of None: it was not retrieved."""
 
     query: str
     document: str
@@ -41,8 +36,8 @@ class Move:
     rank_after: int | None
     score_before: float | None
     score_after: float | None
-    same_text: bool | None
-    pairs: tuple[PairShift, ...]
+    same_text: bool | None  # None where a hash is missing
+    pairs: tuple[PairShift, ...]  # those that changed most; none unless both logs explain the same text
 
     @property
     def moved(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
@@ -42,13 +43,10 @@ def find(path: str | os.PathLike[str], record_id: str) -> Record:
 
 def _earliest(record_id: str) -> datetime | None:
     """When a record with this id was made, from the id itself: files sealed before that cannot hold it."""
-    if len(record_id) != _ID_LENGTH:
-        return None
-    try:
-        made = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=int(record_id[:_TIME_DIGITS], 16))
-    except (ValueError, OverflowError):
-        return None
-    return made - timedelta(minutes=1)  # machines' clocks differ
+    with suppress(ValueError, OverflowError, OSError):
+        made = datetime.fromtimestamp(int(record_id[:_TIME_DIGITS], 16) / 1000, UTC)
+        return made - timedelta(minutes=1) if len(record_id) == _ID_LENGTH else None  # machines' clocks differ
+    return None
 
 
 def _whole_lines(folder: Folder) -> Iterator[bytes]:

@@ -73,12 +73,7 @@ def _copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedHit:
-    """One retrieved document as a record holds it. Texts are as they were written: masked, or None when not kept.
-
-    Attributes:
-        query, query_hash: what the retriever was asked, where a chain rewrote the record's query; else None.
-        around, around_hash: what was embedded before and after the text; the hash is of both with a zero byte between.
-    """
+    """One retrieved document as a record holds it. Texts are as they were written: masked, or None when not kept."""
 
     id: str
     rank: int
@@ -90,10 +85,10 @@ class LoggedHit:
     reason: str | None
     text: str | None = None
     text_hash: str | None = None
-    query: str | None = None
+    query: str | None = None  # where a chain rewrote the record's query: what the retriever was asked
     query_hash: str | None = None
-    around: tuple[str, str] | None = None
-    around_hash: str | None = None
+    around: tuple[str, str] | None = None  # what was embedded before and after the text
+    around_hash: str | None = None  # of both with a zero byte between
     metadata: Mapping[str, Any] = field(default_factory=dict)
     explanation: LoggedExplanation | None = None
 

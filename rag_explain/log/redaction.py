@@ -9,7 +9,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import regex
 
@@ -17,12 +17,8 @@ from rag_explain.errors import InvalidInput
 
 T = TypeVar("T")
 Span = tuple[int, int]
-Redactor = Callable[[str], Iterable[Span]]
-"""Takes a text and gives the `(start, end)` spans of it that must not be written."""
-
-Texts = Literal["kept", "redacted", "none"]
-"""What happened to the texts of a record."""
-
+Redactor = Callable[[str], Iterable[Span]]  # gives the `(start, end)` spans of a text that must not be written
+Texts = Literal["kept", "redacted", "none"]  # what happened to the texts of a record
 MASK = "█"
 _KEYED = "hmac-sha256:"
 
@@ -77,16 +73,16 @@ def patterns(*expressions: str) -> Redactor:
 
 def mask(value: T, redact: Redactor | None) -> T:
     """Plain data with every redacted character of every string replaced by one █; keys are left alone."""
-    masked: Any = value
     if redact is None:
         return value
+    masked: Any = value
     if isinstance(value, str):
         masked = _mask_text(value, redact)
     elif isinstance(value, Mapping):
         masked = {key: mask(item, redact) for key, item in value.items()}
     elif isinstance(value, list | tuple):
         masked = type(value)(mask(item, redact) for item in value)
-    return masked  # type: ignore[no-any-return]  # of the same type as `value`
+    return cast(T, masked)
 
 
 def _mask_text(text: str, redact: Redactor) -> str:

@@ -29,20 +29,14 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
 _MOST_DOCUMENTS = 20
-_HIDING = (
-    "OPENINFERENCE_HIDE_INPUTS",
-    "OPENINFERENCE_HIDE_INPUT_TEXT",
-    "OPENINFERENCE_HIDE_OUTPUTS",
-    "OPENINFERENCE_HIDE_OUTPUT_TEXT",
-    "OPENINFERENCE_HIDE_RETRIEVAL_DOCUMENTS",
-)
+_HIDDEN = ("INPUTS", "INPUT_TEXT", "OUTPUTS", "OUTPUT_TEXT", "RETRIEVAL_DOCUMENTS")
 _CAPTURING = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _NOT_CAPTURING = ("false", "0", "no_content", "event_only")
 
 
 def content_is_captured(environment: Mapping[str, str] = os.environ) -> bool:
     """What the environment says: on, unless OpenInference hides something or OpenTelemetry's GenAI switch is off."""
-    hidden = any(environment.get(name, "").lower() in ("true", "1") for name in _HIDING)
+    hidden = any(environment.get(f"OPENINFERENCE_HIDE_{name}", "").lower() in ("true", "1") for name in _HIDDEN)
     return not hidden and environment.get(_CAPTURING, "").lower() not in _NOT_CAPTURING
 
 
@@ -73,13 +67,9 @@ class TraceExport:
         return otel_context.get_current()
 
     def export(self, record: Record, context: Context) -> None:
-        start, attributes = int(record.time.timestamp() * 1e9), self.attributes(record)
-        self._tracer.start_span("rag_explain.explanation", context, attributes=attributes, start_time=start).end()
-
-    def attributes(self, record: Record) -> dict[str, AttributeValue]:
-        """What stands on the span of a record."""
         content = content_is_captured() if self._capture is None else self._capture
-        return dict(self._attributes(record, content))
+        attributes, start = dict(self._attributes(record, content)), int(record.time.timestamp() * 1e9)
+        self._tracer.start_span("rag_explain.explanation", context, attributes=attributes, start_time=start).end()
 
     def _attributes(self, record: Record, content: bool) -> Iterator[tuple[str, AttributeValue]]:
         yield "openinference.span.kind", "RETRIEVER"
@@ -90,9 +80,8 @@ class TraceExport:
         if content and record.query is not None:
             yield "input.value", record.query[: self._characters]
         why = next((hit.explanation.outline for hit in record.logged_hits if hit.explanation is not None), None)
-        if why is not None:
-            for name in ("method", "model", "fingerprint"):
-                yield f"rag_explain.{name}", getattr(why, name)
+        for name in ("method", "model", "fingerprint") if why is not None else ():
+            yield f"rag_explain.{name}", getattr(why, name)
         for index, hit in enumerate(record.logged_hits[:_MOST_DOCUMENTS]):
             yield from self._document(f"retrieval.documents.{index}.document", hit, content)
             yield f"rag_explain.documents.{index}.explanation", _json(self._explanation(hit, content))
@@ -103,10 +92,9 @@ class TraceExport:
             yield f"{prefix}.score", hit.score
         if content and hit.text is not None:
             yield f"{prefix}.content", hit.text[: self._characters]
-        if content and hit.metadata:
-            metadata = _json(hit.metadata)
-            if len(metadata) <= self._characters:  # half an object would be no JSON
-                yield f"{prefix}.metadata", metadata
+        metadata = _json(hit.metadata)
+        if content and hit.metadata and len(metadata) <= self._characters:  # half an object would be no JSON
+            yield f"{prefix}.metadata", metadata
 
     def _explanation(self, hit: LoggedHit, content: bool) -> dict[str, Any]:
         why = hit.explanation
