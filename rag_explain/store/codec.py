@@ -132,10 +132,8 @@ def _checked_header(key: bytes, data: bytes) -> _Header:
         raise FormatError("stored factors are damaged: their checksum does not match")
     if header.key != key:
         raise FormatError("stored factors belong to another key")
-    if abs(header.shift) > _MAX_SHIFT:
-        raise FormatError(f"stored factors cannot be shifted by {header.shift}")
-    if not (math.isfinite(header.norm) and math.isfinite(header.error)):
-        raise FormatError("stored factors hold undefined numbers")
+    if abs(header.shift) > _MAX_SHIFT or not (math.isfinite(header.norm) and math.isfinite(header.error)):
+        raise FormatError("stored factors hold undefined numbers, or numbers out of range")
     return header
 
 

@@ -84,7 +84,7 @@ class Memory:
         """Let go of what these documents own; the keys that were here."""
         wanted = set(owners)
         with self._lock:
-            gone = {key for key, slot in self._slots.items() if slot.owners & wanted}
+            gone = {key for key, slot in self._slots.items() if not slot.owners.isdisjoint(wanted)}
         self.drop(gone)
         return gone
 

@@ -120,7 +120,7 @@ class SqliteFile:
             except sqlite3.Error as error:
                 if _code(error) not in _DAMAGE:
                     raise
-            self._prepare(bad=inode)
+                self._prepare(bad=inode)
             return self._patiently(self._timeout, change)
 
     def give_back(self) -> None:
@@ -178,7 +178,7 @@ class SqliteFile:
         except OSError as error:
             raise StoreError(f"a store is a folder, and {self.folder} cannot be made one: {error.strerror}") from error
 
-    def _prepare(self, bad: tuple[int, int] | None = None) -> None:
+    def _prepare(self, bad: int | None = None) -> None:
         """Leave a store at `path`: make one where there is none, and where the file is bad or not a store.
 
         `bad` is the file that failed: another process may have replaced it since, and the new one must stay.
@@ -194,7 +194,7 @@ class SqliteFile:
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"the store {self.folder} cannot be opened: {error}") from error
 
-    def _adopt(self, bad: tuple[int, int] | None) -> None:
+    def _adopt(self, bad: int | None) -> None:
         """Check that the file is a store. If it has a write-ahead log, which would keep erased bytes, that goes."""
         try:
             if bad is not None and _inode(self.path) == bad:
@@ -271,10 +271,8 @@ def _writable(folder: Path, path: Path) -> bool:
     return all(os.access(p, os.W_OK, effective_ids=effective) for p in (folder, path) if p == folder or p.exists())
 
 
-def _inode(path: Path) -> tuple[int, int] | None:
-    """Device and inode, which tell a file from another one that took its name."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+def _inode(path: Path) -> int | None:
+    """The number that tells a file from another one that took its name."""
+    with suppress(OSError):
+        return os.stat(path).st_ino
+    return None

@@ -227,11 +227,8 @@ class Store(AbstractContextManager["Store"]):
         """Read every row of every tier, and delete damaged ones. Rows and damaged rows per tier."""
         report = {}
         for tier in self._tiers:
-            counts = {"rows": 0, "damaged": 0}
-            for row in tier.scan():
-                counts["rows"] += 1
-                counts["damaged"] += self._decode(tier, row) is None
-            report[tier.name] = counts
+            damaged = [self._decode(tier, row) is None for row in tier.scan()]
+            report[tier.name] = {"rows": len(damaged), "damaged": sum(damaged)}
         return report
 
     def prune(self, max_bytes: int) -> int:
@@ -246,9 +243,9 @@ class Store(AbstractContextManager["Store"]):
         healthy = (row for row in source.scan() if self._decode(source, row) is not None)
         count = 0
         for batch in chunks(healthy, _BATCH):
+            count += len(batch)
             for tier in target._tiers:
                 tier.put(batch)
-            count += len(batch)
         return count
 
     def info(self) -> dict[str, Any]:
