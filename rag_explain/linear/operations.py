@@ -299,7 +299,7 @@ class SoftmaxJacobian(Operation):
 
 
 def lift(t: Tensor, ndim: int) -> Tensor:
-    """`t` (B, *shape) with axes of size 1 put behind B, so that shape has `ndim` axes and broadcasts to the right."""
+    """`t` (B, *shape) with axes of size 1 put after B, so that shape has `ndim` axes and broadcasts to the right."""
     missing = ndim + 1 - t.ndim
     return t if missing <= 0 else t.reshape(t.shape[0], *[1] * missing, *t.shape[1:])
 

@@ -60,7 +60,7 @@ def test_explanations_by_sentence_are_compared_by_sentence(tmp_path, explainer):
     assert verdict.outcome == "holds"
     (move,) = diff(tmp_path / "before", tmp_path / "after")
     assert move.pairs[0].document in DOCUMENTS
-    assert move.pairs[0].change == 0
+    assert move.pairs[0].change == pytest.approx(0, abs=1e-6)  # the planner may take the other path the second time
 
 
 def test_another_model_is_told(tmp_path, explainer):
