@@ -1,11 +1,10 @@
-"""Every private name of torch that this package uses. A test notices when torch renames one."""
+"""Every private name of torch that recording uses. A test notices when torch renames one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Arguments = tuple[Any, ...]
@@ -20,11 +19,6 @@ class DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch's guard against compiled code costs as much as looking an operation up
-
-
-def current_dispatch_mode() -> Any:
-    """The innermost dispatch mode of this thread; None where there is none."""
-    return torch.utils._python_dispatch._get_current_dispatch_mode()
 
 
 def parameters(func: Any) -> tuple[Any, ...]:
@@ -55,13 +49,3 @@ def is_composite(func: Any) -> bool:
 def decompose(func: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Run the operations that a composite operation is made of, one by one."""
     return func.decompose(*args, **kwargs)
-
-
-def writes(tensor: Tensor) -> int:
-    """How often torch saw this tensor being written to."""
-    return tensor._version
-
-
-def uncompile(module: nn.Module) -> None:
-    """Make a module run its own `forward`, also where `module.compile()` was called."""
-    module._compiled_call_impl = None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rag_explain.linear.operations import Operation, Pooling, Shape, lift, sum_to
+from rag_explain.linear.operations import Operation, Shape, lift, sum_to
+
+if TYPE_CHECKING:
+    from rag_explain.linear.early_pooling import EarlyPooling
 
 
 @dataclass(eq=False, kw_only=True)
@@ -24,7 +28,7 @@ class View(Operation):
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent.reshape(cotangent.shape[0], *self.in_shape),)
 
-    def pooled(self, pooling: Pooling, weights: Tensor) -> int | None:
+    def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         rows = weights.numel(), self.shape[-1]  # (D * n, k), as some dense layers see (D, n, k)
         return pooling.pooled(self.inputs[0], weights, rows) if self.in_shape == rows else None
 
@@ -108,15 +112,9 @@ class Concatenate(Operation):
     sizes: tuple[int, ...]
 
     def push(self, *tangents: Tensor) -> Tensor:
-        batch = tangents[0].shape[0]
-        given = iter(tangents)
-        blocks = []
-        for size in self.sizes:
-            if size >= 0:
-                blocks.append(next(given))
-            else:
-                shape = (*self.shape[: self.dim], -size, *self.shape[self.dim + 1 :])
-                blocks.append(tangents[0].new_zeros(batch, *shape))
+        (first, *_), given = tangents, iter(tangents)
+        before, after = (first.shape[0], *self.shape[: self.dim]), self.shape[self.dim + 1 :]
+        blocks = [next(given) if size >= 0 else first.new_zeros(*before, -size, *after) for size in self.sizes]
         return torch.cat(blocks, dim=self.dim + 1)
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:

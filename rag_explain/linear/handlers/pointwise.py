@@ -56,14 +56,14 @@ def apply(
         source = node.tensor
         factor = derivative(step, source) if slope is None else out.new_tensor(slope)
         scale = rec.emit(Scale, rec.require(node), like=out, in_shape=tuple(source.shape), factor=factor)
-        rec.bind(out, scale)
+        rec.bind(Node(out, scale))
         return
     inner = node.as_function()
     before = inner.function
     function = Pointwise(inner.base, lambda x: step(before(x)), key.format(inner.key))
     if slope is not None and inner.slope is not None:
         function.slope, function.offset = slope * inner.slope, slope * inner.offset + offset
-    rec.bind(out, pointwise=function, is_statistic=node.is_statistic)
+    rec.bind(Node(out, pointwise=function, is_statistic=node.is_statistic))
 
 
 def combine(
@@ -82,10 +82,8 @@ def combine(
     a, b = rec.find(left), rec.find(right)
     if a and b:
         return _combine_functions(rec, a, b, out, step, key, is_sum=signs is not None)
-    node, other = (a, right) if a else (b, left)
-    assert node is not None
-    number = as_number(other)
-    if number is None:
+    node, number = (a, as_number(right)) if a else (b, as_number(left))
+    if node is None or number is None:
         return False
     if signs is None:
         slope, offset = number, 0.0
@@ -107,7 +105,7 @@ def _combine_functions(
     if f.base is not g.base or (is_sum and f.is_affine and g.is_affine):
         return False
     function = Pointwise(f.base, lambda x: step(f.function(x), g.function(x)), key.format(f.key, g.key))
-    rec.bind(out, pointwise=function, is_statistic=a.is_statistic)
+    rec.bind(Node(out, pointwise=function, is_statistic=a.is_statistic))
     return True
 
 
