@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from rag_explain.linear.early_pooling import pool_early
+from rag_explain.linear.early_pooling import EarlyPooling
 from rag_explain.linear.identity import storage_of
 from rag_explain.linear.operations import Operation
 from rag_explain.linear.workspace import Workspace
@@ -38,11 +38,9 @@ class AffineMap:
     ) -> None:
         self.operations = _needed(operations, output)
         if early_pooling:
-            self.operations = _needed(pool_early(self.operations, hidden), output)
-        self.hidden = hidden
-        self.embedding = embedding
-        self._source = source
-        self._output = output
+            self.operations = _needed(EarlyPooling(self.operations, hidden).operations, output)
+        self.hidden, self.embedding = hidden, embedding
+        self._source, self._output = source, output
         self._biases: Tensor | None = None
         for operation in self.operations:
             operation.cast(hidden.dtype)

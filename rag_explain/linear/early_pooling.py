@@ -7,7 +7,6 @@ vector per text instead of one per position. Each operation says by itself how (
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from torch import Tensor
 
@@ -15,13 +14,8 @@ from rag_explain.linear.operations import Operation, Pool, Reduce, Shape
 from rag_explain.linear.rearrangements import View
 
 
-def pool_early(operations: list[Operation], hidden: Tensor) -> list[Operation]:
-    """Operations in which sums over positions, (D, n, k) -> (D, k), come as early as they can."""
-    return EarlyPooling(operations, hidden).operations
-
-
 class EarlyPooling:
-    """The operations as they are written down anew."""
+    """`operations` in which sums over positions, (D, n, k) -> (D, k), come as early as they can."""
 
     def __init__(self, operations: list[Operation], hidden: Tensor) -> None:
         self._texts, self._length = hidden.shape[:2]
@@ -40,15 +34,19 @@ class EarlyPooling:
     def pooled(self, slot: int, weights: Tensor, shape: Shape) -> int:
         """The slot of sum_i weights[:, i] * x[:, i], (D, k), for the value x of this shape in `slot`."""
         operation = self._producers.get(slot)
-        earlier = None
-        if operation is not None and self._readers[slot] == 1:
-            earlier = operation.pooled(self, weights)
-        return self.emit(Pool, slot, width=shape[-1], in_shape=shape, weights=weights) if earlier is None else earlier
+        earlier = operation.pooled(self, weights) if operation and self._readers[slot] == 1 else None
+        return self.pool(slot, weights, shape) if earlier is None else earlier
 
-    def emit(self, kind: type[Operation], *inputs: int, width: int, **settings: Any) -> int:
-        """Write down one operation whose output is (D, width); returns its slot."""
+    def pool(self, slot: int, weights: Tensor, shape: Shape) -> int:
+        """The same, of the value as it is."""
+        out_shape = (self._texts, shape[-1])
+        return self.emit(Pool(inputs=(slot,), output=-1, shape=out_shape, in_shape=shape, weights=weights))
+
+    def emit(self, operation: Operation) -> int:
+        """Write down an operation, with a slot of its own that is returned."""
         self._next += 1
-        self.operations.append(kind(inputs=inputs, output=self._next, shape=(self._texts, width), **settings))
+        operation.output = self._next
+        self.operations.append(operation)
         return self._next
 
     def _sums_positions(self, operation: Reduce) -> bool:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,11 @@ class Operation:
         """
         return None
 
+    def on_pooled(self, weights: Tensor, *inputs: int, **changes: Any) -> Operation:
+        """This operation on pooled inputs, (D, k) each, with its constant pooled too."""
+        shape, constant = (len(weights), self.shape[-1]), pooled_constant(self.constant, weights, self.shape[-1])
+        return replace(self, inputs=inputs, shape=shape, constant=constant, **changes)
+
     def cast(self, dtype: torch.dtype) -> None:
         """Coefficients in the precision of the tangents: some encoders compute a part of them in another one."""
         for name, value in vars(self).items():
@@ -85,16 +90,15 @@ class Scale(Operation):
     def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         if self.in_shape != self.shape or self.shape[:-1] != weights.shape:
             return None
-        source, width = self.inputs[0], self.shape[-1]
+        source = self.inputs[0]
         factor = self.factor.reshape((1,) * (3 - self.factor.ndim) + tuple(self.factor.shape))
         if factor.shape[2] == 1 and self.constant is None:  # by position: part of the weights
             return pooling.pooled(source, weights * factor[..., 0], self.shape)
         if factor.shape[:2] != (1, 1):
             return None
         inner = pooling.pooled(source, weights, self.shape)
-        constant = pooled_constant(self.constant, weights, width)
-        in_shape = (len(weights), width)
-        return pooling.emit(Scale, inner, width=width, in_shape=in_shape, factor=factor[0], constant=constant)
+        in_shape = (len(weights), self.shape[-1])
+        return pooling.emit(self.on_pooled(weights, inner, in_shape=in_shape, factor=factor[0]))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -116,11 +120,8 @@ class Linear(Operation):
         return (cotangent @ self.weight.mT,)
 
     def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
-        inner_width, width = self.weight.shape
-        in_shape = (*self.shape[:-1], inner_width)
-        inner = pooling.emit(Pool, self.inputs[0], width=inner_width, in_shape=in_shape, weights=weights)
-        constant = pooled_constant(self.constant, weights, width)
-        return pooling.emit(Linear, inner, width=width, weight=self.weight, constant=constant)
+        in_shape = (*self.shape[:-1], len(self.weight))
+        return pooling.emit(self.on_pooled(weights, pooling.pool(self.inputs[0], weights, in_shape)))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -190,10 +191,8 @@ class Sum(Operation):
         if self.shape[:-1] != weights.shape or any(shape != self.shape for shape in self.in_shapes):
             return None
         inner = [pooling.pooled(part, weights, self.shape) for part in self.inputs]
-        width = self.shape[-1]
-        constant = pooled_constant(self.constant, weights, width)
-        in_shapes = ((len(weights), width),) * len(inner)
-        return pooling.emit(Sum, *inner, width=width, in_shapes=in_shapes, signs=self.signs, constant=constant)
+        in_shapes = ((len(weights), self.shape[-1]),) * len(inner)
+        return pooling.emit(self.on_pooled(weights, *inner, in_shapes=in_shapes))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -205,9 +204,8 @@ class Reduce(Operation):
     factor: float
 
     def push(self, *tangents: Tensor) -> Tensor:
-        (t,) = tangents
-        total = t.sum(dim=[d + 1 for d in self.dims]) * self.factor
-        return total.reshape(t.shape[0], *self.shape)
+        total = tangents[0].sum(dim=[d + 1 for d in self.dims]) * self.factor
+        return total.reshape(total.shape[0], *self.shape)
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         kept = [1 if d in self.dims else size for d, size in enumerate(self.in_shape)]
@@ -259,10 +257,7 @@ class Center(Operation):
         if self.shape[:-1] != weights.shape:
             return None
         inner = pooling.pooled(self.inputs[0], weights * self.inverse[..., 0], self.shape)
-        width = self.shape[-1]
-        constant = pooled_constant(self.constant, weights, width)
-        one = torch.ones_like(weights[:, :1])
-        return pooling.emit(Center, inner, width=width, inverse=one, weight=self.weight, constant=constant)
+        return pooling.emit(self.on_pooled(weights, inner, inverse=torch.ones_like(weights[:, :1])))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -307,10 +302,7 @@ def lift(t: Tensor, ndim: int) -> Tensor:
 def sum_to(t: Tensor, shape: Sequence[int]) -> Tensor:
     """`t` (B, *larger) summed over every axis along which `shape` was broadcast: (B, *shape)."""
     extra = t.ndim - 1 - len(shape)
-    axes = [
-        *range(1, extra + 1),
-        *(i + extra + 1 for i, n in enumerate(shape) if n == 1 and t.shape[i + extra + 1] != 1),
-    ]
+    axes = [*range(1, extra + 1), *(i for i, n in enumerate(shape, extra + 1) if n == 1 and t.shape[i] != 1)]
     if axes:
         t = t.sum(dim=axes, keepdim=True)
     return t.reshape(t.shape[0], *shape)

@@ -112,15 +112,9 @@ class Concatenate(Operation):
     sizes: tuple[int, ...]
 
     def push(self, *tangents: Tensor) -> Tensor:
-        batch = tangents[0].shape[0]
-        given = iter(tangents)
-        blocks = []
-        for size in self.sizes:
-            if size >= 0:
-                blocks.append(next(given))
-            else:
-                shape = (*self.shape[: self.dim], -size, *self.shape[self.dim + 1 :])
-                blocks.append(tangents[0].new_zeros(batch, *shape))
+        (first, *_), given = tangents, iter(tangents)
+        before, after = (first.shape[0], *self.shape[: self.dim]), self.shape[self.dim + 1 :]
+        blocks = [next(given) if size >= 0 else first.new_zeros(*before, -size, *after) for size in self.sizes]
         return torch.cat(blocks, dim=self.dim + 1)
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ that names the operation where the embedding needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -67,50 +67,28 @@ class Node:
         return self.pointwise is not None and not self.pointwise.is_affine
 
 
-class Recorder:
-    """Records what a forward pass does to one hidden state.
+class Recorder(Tape):
+    """A tape of what a forward pass does to one hidden state, and what each of its steps is as linear operations.
 
     with Recorder(LRP) as recorder:
         ...                         # the forward pass; calls recorder.mark(hidden) when it comes by
     frozen = recorder.freeze(embedding)
-
-    Attributes:
-        func: the operation that is being read, for handlers of several.
     """
 
-    func: Any
+    func: Any  # the operation that is being read, for handlers of several
 
     def __init__(self, rules: Rules) -> None:
-        self.rules = rules
+        super().__init__(rules)
         self.nodes: IdentityMap[Node] = IdentityMap()
         self.operations: list[Operation] = []
-        self._where = ""
         self._slots = 0
-        self._tape = Tape(rules)
-
-    def __enter__(self) -> Recorder:
-        self._tape.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._tape.__exit__(*error)
-
-    # ------------------------------------------------------------------ for the caller
-
-    def mark(self, hidden: Tensor) -> None:
-        """Everything that depends on `hidden` (D, n, h) is recorded from here on."""
-        self._tape.mark(hidden)
-
-    def enter(self, module: str) -> None:
-        """This module runs now: for error messages."""
-        self._tape.where = module
 
     def freeze(self, embedding: Tensor, *, early_pooling: bool = True) -> AffineMap:
         """The affine map from the marked hidden state to `embedding` (D, e)."""
-        hidden, source = self._tape.marked, self._new_slot()
+        hidden, source = self.marked, self._new_slot()
         if hidden is not None:
-            self.bind(hidden, source)
-            self._read(self._tape.needed(embedding))
+            self.bind(Node(hidden, source))
+            self._read(self.needed(embedding))
         node = self.find(embedding)
         if hidden is None or node is None:
             raise UnsupportedOperation("the embedding does not depend on the tokens in a way that could be followed")
@@ -123,7 +101,7 @@ class Recorder:
         for step in steps:
             if not any(value in self.nodes for value in step.reads):  # a norm's statistics, say, have no node
                 continue
-            self.func, self._where = step.info.func, step.where
+            self.func, self.where = step.info.func, step.where
             try:
                 step.info.handler(self, step.out, **step.info.bind(step.args, step.kwargs))
             except Unfollowable as error:
@@ -138,17 +116,9 @@ class Recorder:
         """The node of a tensor that depends on the marked hidden state; None for constants."""
         return self.nodes.get(value)
 
-    def bind(
-        self,
-        tensor: Tensor,
-        slot: int | None = None,
-        *,
-        pointwise: Pointwise | None = None,
-        poison: Poison | None = None,
-        is_statistic: bool = False,
-    ) -> None:
-        """From now on `tensor` is what a slot holds, or a function of another value, or cannot be followed."""
-        self.nodes[tensor] = Node(tensor, slot, pointwise, poison, is_statistic)
+    def bind(self, node: Node) -> None:
+        """From now on the node's tensor is what a slot holds, or a function of another value, or cannot be followed."""
+        self.nodes[node.tensor] = node
 
     def emit(self, kind: type[Operation], *inputs: int, like: Tensor, **settings: Any) -> int:
         """Write down one linear operation whose output has the shape of `like`; returns its slot."""
@@ -159,16 +129,13 @@ class Recorder:
     def emit_unary(self, source: Tensor, out: Tensor, kind: type[Operation], **settings: Any) -> None:
         """`out` is one linear operation on `source`."""
         node = self.nodes[source]
-        slot = self.resolve(node)
-        if slot is None:
-            assert node.poison is not None
-            self.refuse(out, node.poison, is_statistic=node.is_statistic)
-        else:
-            self.bind(out, self.emit(kind, slot, like=out, **settings), is_statistic=node.is_statistic)
+        source_slot = self.resolve(node)
+        slot = None if source_slot is None else self.emit(kind, source_slot, like=out, **settings)
+        self.bind(Node(out, slot, poison=node.poison, is_statistic=node.is_statistic))
 
     def follow(self, function: Callable[[], Tensor]) -> Tensor:
         """Run `function` and write down what it does to values that depend on the hidden state."""
-        with Tape(self.rules, self.nodes, self._where) as tape:
+        with Tape(self.rules, self.nodes, self.where) as tape:
             out = function()
         self._read(tape.needed(out))
         return out
@@ -177,17 +144,17 @@ class Recorder:
         """`tensor` is what `same` is: a copy of it, perhaps in another precision, or the same found another way."""
         node = self.find(same)
         if node is not None:
-            self.bind(tensor, node.slot, pointwise=node.pointwise, poison=node.poison, is_statistic=node.is_statistic)
+            self.bind(replace(node, tensor=tensor))
 
     def refuse(self, tensor: Tensor, reason: Poison | str, *, is_statistic: bool = False) -> None:
         """`tensor` cannot be followed; an error only if the embedding needs it."""
-        poison = Poison(reason, self._where) if isinstance(reason, str) else reason
-        self.bind(tensor, poison=poison, is_statistic=is_statistic)
+        poison = Poison(reason, self.where) if isinstance(reason, str) else reason
+        self.bind(Node(tensor, poison=poison, is_statistic=is_statistic))
 
     def resolve(self, node: Node) -> int | None:
         """The slot that holds this value's tangent; None when the value is poisoned."""
-        if node.slot is None and node.poison is None:
-            self._settle(node)
+        if node.slot is None and node.poison is None and node.pointwise is not None:
+            self._settle(node, node.pointwise)
         return node.slot
 
     def require(self, node: Node) -> int:
@@ -201,16 +168,13 @@ class Recorder:
         self._slots += 1
         return self._slots - 1
 
-    def _settle(self, node: Node) -> None:
+    def _settle(self, node: Node, function: Pointwise) -> None:
         """Turn a function of a base into a linear operation on the base: x -> x * f(x)/x, the ratio frozen."""
-        function = node.pointwise
-        assert function is not None
         base = self.resolve(function.base)
         if base is None:
             node.poison = function.base.poison
             return
-        value, source = node.tensor, function.base.tensor
-        constant = None
+        value, source, constant = node.tensor, function.base.tensor, None
         if function.slope is not None:
             factor = value.new_tensor(function.slope)
             constant = value.new_tensor(function.offset) if function.offset else None
@@ -218,7 +182,7 @@ class Recorder:
             at_zero, slope = _at_zero(function.key, function.function)
             if not abs(at_zero) < 1e-12:
                 reason = f"the activation {function.key} is {at_zero:.3g} at zero, so it is no multiple of its input"
-                node.poison = Poison(reason, self._where)
+                node.poison = Poison(reason, self.where)
                 return
             # f(x) / x, which is f'(0) where x is zero.
             factor = (value / source).masked_fill_(source == 0, slope)

@@ -47,37 +47,24 @@ class Unfollowable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Registered:
-    """A handler, and when it is not needed.
-
-    Attributes:
-        is_frozen: whether the result is a coefficient under the rules, and no longer a value to be followed.
-        reads: names of the arguments that the result is a function of under the rules; None for all of them.
-    """
+    """A handler, and when it is not needed."""
 
     handler: Handler
-    is_frozen: Frozen
-    reads: Reads | None = None
+    is_frozen: Frozen  # whether the result is a coefficient under the rules, and no longer a value to be followed
+    reads: Reads | None = None  # the arguments that the result is a function of under the rules; None for all of them
 
 
 @dataclass(frozen=True, eq=False)
 class OpInfo:
-    """One overload of an operation.
-
-    Attributes:
-        registered: None where there is no handler.
-        first_of: the operation of which this one hands out the first result, with the same arguments; None for most.
-        is_composite: made of other operations, into which it can be taken apart.
-        names: of its arguments, in order.
-        defaults: of those arguments that have one, by name.
-    """
+    """One overload of an operation."""
 
     func: Any  # kept, so that its id is never another operation's
-    registered: Registered | None
-    first_of: Any
+    registered: Registered | None  # None where there is no handler
+    first_of: Any  # the operation of which this one hands out the first result, with the same arguments; None for most
     is_mutable: bool
-    is_composite: bool
-    names: tuple[str, ...]
-    defaults: dict[str, Any]
+    is_composite: bool  # made of other operations, into which it can be taken apart
+    names: tuple[str, ...]  # of its arguments, in order
+    defaults: dict[str, Any]  # of those arguments that have one, by name
 
     def bind(self, args: Arguments, kwargs: dict[str, Any]) -> dict[str, Any]:
         """All arguments of a call by name, those left out with their defaults."""
@@ -112,7 +99,7 @@ def is_first_of(packet: Any, func: Any) -> None:
 
 def always_frozen(*packets: Any) -> None:
     """The results of these operations of `torch.ops.aten` are coefficients, whatever the rules."""
-    _HANDLERS.update(dict.fromkeys(packets, Registered(no_rule, lambda rules: True)))
+    handles(*packets, frozen=lambda rules: True)(no_rule)
 
 
 def registered() -> dict[Any, Registered]:
@@ -131,10 +118,8 @@ def info_of(func: Any) -> OpInfo:
             _FIRST_OF.get(packet),
             is_mutable=_torch.is_mutable(func),
             is_composite=_torch.is_composite(func),
-            names=tuple(parameter.name for parameter in parameters),
-            defaults={
-                parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()
-            },
+            names=tuple(one.name for one in parameters),
+            defaults={one.name: one.default_value for one in parameters if one.has_default_value()},
         )
     return info
 

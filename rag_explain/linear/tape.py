@@ -12,15 +12,16 @@ attention as one operation, and takes apart only those that the registry does no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from rag_explain.errors import UnsupportedOperation
 from rag_explain import _torch
 from rag_explain._torch import Arguments
-from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear.identity import IdentityMap, storage_of
 from rag_explain.linear.registry import OpInfo, info_of
 from rag_explain.linear.rules import Rules
@@ -55,24 +56,26 @@ class Tape:
         self._known: IdentityMap[None] = IdentityMap()
         for tensor in known:
             self._known[tensor] = None
-        self._modes: list[Any] = []
+        self._modes = ExitStack()
 
-    def __enter__(self) -> Tape:
+    def __enter__(self) -> Self:
         # Not only once the hidden state is marked: that happens inside the model's own contexts, and an inference mode
         # that ends after it would take this mode along.
-        self._modes = [torch.inference_mode(), _Operations(self)]
-        for mode in self._modes:
-            mode.__enter__()
+        self._modes.enter_context(torch.inference_mode())
+        self._modes.enter_context(_Operations(self))
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        while self._modes:
-            self._modes.pop().__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        self._modes.close()
 
     def mark(self, hidden: Tensor) -> None:
-        """Everything that depends on `hidden` is written down from here on."""
+        """Everything that depends on `hidden` (D, n, h) is written down from here on."""
         self.marked = hidden
         self._known[hidden] = None
+
+    def enter(self, module: str) -> None:
+        """This module runs now: for error messages."""
+        self.where = module
 
     def followed(self, arguments: Iterable[Any]) -> list[Tensor]:
         """Those arguments of an operation that are followed; lists of tensors are looked into."""
@@ -88,17 +91,13 @@ class Tape:
 
     def needed(self, output: Tensor) -> list[Step]:
         """The steps that `output` depends on: under frozen attention, queries and keys fall away here."""
-        wanted: IdentityMap[None] = IdentityMap()
-        wanted[output] = None
+        wanted = {id(output)}  # of tensors that the steps keep alive
         kept = []
         for step in reversed(self.steps):
-            if any(value in wanted for value in values((step.out,))):
+            if any(id(value) in wanted for value in values((step.out,))):
                 kept.append(step)
-                for value in step.reads:
-                    wanted[value] = None
+                wanted.update(map(id, step.reads))
         return kept[::-1]
-
-    # ------------------------------------------------------------------ for the mode: one operation each
 
     def record(self, info: OpInfo, args: Arguments, kwargs: dict[str, Any], reads: Sequence[Tensor]) -> Any:
         """Run an operation that reads followed values, and write it down unless its result is a coefficient."""
@@ -122,9 +121,8 @@ class Tape:
         name = str(func.overloadpacket).removeprefix("aten.")
         same = _torch.overload(getattr(torch.ops.aten, name.removesuffix("_"), None), func)
         is_known = isinstance(target, Tensor) and target in self._known and name.endswith("_")
-        if not is_known or same is None or info_of(same).registered is None:
-            raise _unfollowed(func)
-        if self._shares(target, (*args[1:], *kwargs.values())):
+        has_rule = same is not None and info_of(same).registered is not None
+        if not is_known or not has_rule or self._shares(target, (*args[1:], *kwargs.values())):
             raise _unfollowed(func)
         before = target.clone()
         self._known[before] = None
@@ -140,11 +138,8 @@ class Tape:
         given = info.bind(args, kwargs)
         written = (given.get(one.name) for one in _torch.parameters(info.func) if _torch.is_written(one))
         places = {storage_of(value) for value in values(written)}
-        changed: IdentityMap[None] = IdentityMap()
-        for value in self._values():
-            if storage_of(value) in places:
-                changed[value] = None
-        for value in changed:
+        changed = {id(value): value for value in self._values() if storage_of(value) in places}
+        for value in changed.values():
             if value in self._known:
                 raise _unfollowed(info.func)
             self._swap(value, value.clone())
@@ -165,9 +160,8 @@ class Tape:
 
     def _swap(self, old: Tensor, new: Tensor) -> None:
         for step in self.steps:
-            step.args, step.reads, step.out, step.kwargs = (
-                _swapped(part, old, new) for part in (step.args, step.reads, step.out, step.kwargs)
-            )
+            for name in ("args", "kwargs", "out", "reads"):
+                setattr(step, name, _swapped(getattr(step, name), old, new))
 
 
 class _Operations(_torch.DispatchMode):

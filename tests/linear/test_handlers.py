@@ -142,7 +142,7 @@ def _record(function: Function, rules: Rules) -> tuple[Recorder, Tensor, Tensor]
 
 
 def _packets(recorder: Recorder) -> set[Any]:
-    return {step.info.func.overloadpacket for step in recorder._tape.steps}
+    return {step.info.func.overloadpacket for step in recorder.steps}
 
 
 def _names(rows: list[tuple[Any, Function]]) -> list[str]:

@@ -17,9 +17,6 @@ from rag_explain.linear.registry import Unfollowable, handles
 aten = torch.ops.aten
 
 
-# ---------------------------------------------------------------------- products of matrices
-
-
 @handles(aten.mm, aten.bmm)
 def mm(rec: Recorder, out: Tensor, self: Tensor, mat2: Tensor) -> None:
     matrices(rec, out, self, mat2)
@@ -73,37 +70,22 @@ def _two_matrices(rec: Recorder, out: Tensor, a: Node, b: Node, constant: Tensor
     first = rec.emit(MixRight, left, like=out, matrix=b.tensor * share)
     second = rec.emit(MixLeft, right, like=out, matrix=a.tensor * share)
     shapes = (tuple(out.shape),) * 2
-    rec.bind(out, rec.emit(Sum, first, second, like=out, in_shapes=shapes, signs=(1.0, 1.0), constant=constant))
+    slot = rec.emit(Sum, first, second, like=out, in_shapes=shapes, signs=(1.0, 1.0), constant=constant)
+    rec.bind(Node(out, slot))
 
 
-# ---------------------------------------------------------------------- sums
-
-
-@handles(aten.add)
+@handles(aten.add, aten.sub, aten.rsub)
 def add(rec: Recorder, out: Tensor, self: Any, other: Any, alpha: float = 1) -> None:
-    _add(rec, out, self, other, float(alpha))
-
-
-@handles(aten.sub)
-def sub(rec: Recorder, out: Tensor, self: Any, other: Any, alpha: float = 1) -> None:
-    _add(rec, out, self, other, -float(alpha))
-
-
-@handles(aten.rsub)
-def rsub(rec: Recorder, out: Tensor, self: Any, other: Any, alpha: float = 1) -> None:
-    """other - alpha * self"""
-    _add(rec, out, other, self, -float(alpha))
-
-
-def _add(rec: Recorder, out: Tensor, left: Any, right: Any, sign: float) -> None:
-    signs = (1.0, sign)
+    """self + alpha * other, self - alpha * other, or other - alpha * self."""
+    packet = rec.func.overloadpacket
+    sign = float(alpha) if packet is aten.add else -float(alpha)
+    left, right, signs = *((other, self) if packet is aten.rsub else (self, other)), (1.0, sign)
     if not combine(rec, left, right, out, lambda x, y: x + y * sign, f"({{}}{sign:+g}*{{}})", signs):
         _sum(rec, out, [left, right], signs)
 
 
 def _sum(rec: Recorder, out: Tensor, terms: list[Any], signs: tuple[float, ...]) -> None:
-    slots, shapes, kept, constant = [], [], [], None
-    is_statistic = True
+    slots, nodes, kept, constant = [], [], [], None
     for term, sign in zip(terms, signs, strict=True):
         node = rec.find(term)
         if node is None:
@@ -115,31 +97,22 @@ def _sum(rec: Recorder, out: Tensor, terms: list[Any], signs: tuple[float, ...])
         slot = rec.resolve(node)
         if slot is None:
             raise Unfollowable(node.poison, is_statistic=node.is_statistic)
-        is_statistic = is_statistic and node.is_statistic
         slots.append(slot)
-        shapes.append(tuple(term.shape))
+        nodes.append(node)
         kept.append(sign)
-    slot = rec.emit(Sum, *slots, like=out, in_shapes=tuple(shapes), signs=tuple(kept), constant=constant)
-    rec.bind(out, slot, is_statistic=is_statistic)
+    shapes = tuple(tuple(node.tensor.shape) for node in nodes)
+    slot = rec.emit(Sum, *slots, like=out, in_shapes=shapes, signs=tuple(kept), constant=constant)
+    rec.bind(Node(out, slot, is_statistic=all(node.is_statistic for node in nodes)))
 
 
-@handles(aten.sum)
-def sum_(rec: Recorder, out: Tensor, self: Tensor, dim: Sequence[int] | None = None, **_: Any) -> None:
-    _reduce(rec, out, self, dim, is_mean=False)
-
-
-@handles(aten.mean)
-def mean(rec: Recorder, out: Tensor, self: Tensor, dim: Sequence[int] | None = None, **_: Any) -> None:
-    _reduce(rec, out, self, dim, is_mean=True)
-
-
-def _reduce(rec: Recorder, out: Tensor, source: Tensor, dim: Sequence[int] | None, *, is_mean: bool) -> None:
-    dims = tuple(sorted(d % source.ndim for d in (dim or range(source.ndim))))
-    factor = 1.0 / math.prod(source.shape[d] for d in dims) if is_mean else 1.0
+@handles(aten.sum, aten.mean)
+def reduce(rec: Recorder, out: Tensor, self: Tensor, dim: Sequence[int] | None = None, **_: Any) -> None:
+    dims = tuple(sorted(d % self.ndim for d in (dim or range(self.ndim))))
+    is_mean = rec.func.overloadpacket is aten.mean
+    factor = 1.0 / math.prod(self.shape[d] for d in dims) if is_mean else 1.0
+    rec.emit_unary(self, out, Reduce, in_shape=tuple(self.shape), dims=dims, factor=factor)
     # A mean of squares is the way to a norm's denominator.
-    is_curved = rec.nodes[source].is_curved
-    rec.emit_unary(source, out, Reduce, in_shape=tuple(source.shape), dims=dims, factor=factor)
-    rec.nodes[out].is_statistic |= is_curved
+    rec.nodes[out].is_statistic |= rec.nodes[self].is_curved
 
 
 @handles(aten.where)
@@ -156,9 +129,6 @@ def where(rec: Recorder, out: Any, condition: Tensor, self: Any = None, other: A
         else:
             terms.append(torch.where(chosen, torch.as_tensor(branch, dtype=out.dtype), out.new_zeros(())))
     _sum(rec, out, terms, (1.0, 1.0))
-
-
-# ---------------------------------------------------------------------- products of elements
 
 
 @handles(aten.mul)
@@ -200,7 +170,7 @@ def _two_values(rec: Recorder, out: Tensor, a: Node, b: Node) -> None:
             slots.append(rec.emit(Scale, rec.require(node), like=out, in_shape=shape, factor=factor))
     if len(slots) == 2:
         slots = [rec.emit(Sum, *slots, like=out, in_shapes=(tuple(out.shape),) * 2, signs=(1.0, 1.0))]
-    rec.bind(out, slots[0], is_statistic=a.is_statistic and b.is_statistic)
+    rec.bind(Node(out, slots[0], is_statistic=a.is_statistic and b.is_statistic))
 
 
 def _shares(rec: Recorder, a: Node, b: Node) -> tuple[float, float]:

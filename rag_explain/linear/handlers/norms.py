@@ -19,7 +19,13 @@ is_first_of(aten.layer_norm, aten.native_layer_norm.default)
 
 @handles(aten.native_layer_norm)
 def native_layer_norm(
-    rec: Recorder, out: Any, input: Tensor, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float
+    rec: Recorder,
+    out: tuple[Tensor, Tensor, Tensor],
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
 ) -> None:
     value, mean, inverse = out
     if len(normalized_shape) != 1:

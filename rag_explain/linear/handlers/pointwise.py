@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from rag_explain.linear.operations import Scale
-from rag_explain.linear.recorder import Function, Node, Pointwise, Recorder, derivative
+from rag_explain.linear.recorder import Node, Pointwise, Recorder, derivative
 from rag_explain.linear.registry import Unfollowable, handles
 
 aten = torch.ops.aten
-Step = Callable[[Tensor, Tensor], Tensor]
 
 
 @handles(
@@ -41,7 +40,13 @@ def log_sigmoid(rec: Recorder, out: tuple[Tensor, Tensor], self: Tensor) -> None
 
 
 def apply(
-    rec: Recorder, node: Node, out: Tensor, step: Function, key: str, slope: float | None, offset: float = 0.0
+    rec: Recorder,
+    node: Node,
+    out: Tensor,
+    step: Callable[[Tensor], Tensor],
+    key: str,
+    slope: float | None,
+    offset: float = 0.0,
 ) -> None:
     """`out` is `step` of `node`, element by element; `slope` and `offset` say so when the step is affine."""
     if node.poison:
@@ -50,18 +55,25 @@ def apply(
     if rec.rules.activation == "derivative":
         source = node.tensor
         factor = derivative(step, source) if slope is None else out.new_tensor(slope)
-        rec.bind(out, rec.emit(Scale, rec.require(node), like=out, in_shape=tuple(source.shape), factor=factor))
+        scale = rec.emit(Scale, rec.require(node), like=out, in_shape=tuple(source.shape), factor=factor)
+        rec.bind(Node(out, scale))
         return
     inner = node.as_function()
     before = inner.function
     function = Pointwise(inner.base, lambda x: step(before(x)), key.format(inner.key))
     if slope is not None and inner.slope is not None:
         function.slope, function.offset = slope * inner.slope, slope * inner.offset + offset
-    rec.bind(out, pointwise=function, is_statistic=node.is_statistic)
+    rec.bind(Node(out, pointwise=function, is_statistic=node.is_statistic))
 
 
 def combine(
-    rec: Recorder, left: Any, right: Any, out: Tensor, step: Step, key: str, signs: tuple[float, float] | None
+    rec: Recorder,
+    left: Any,
+    right: Any,
+    out: Tensor,
+    step: Callable[[Tensor, Tensor], Tensor],
+    key: str,
+    signs: tuple[float, float] | None,
 ) -> bool:
     """Whether `out` is a function of one value: of a number and a value, or of two functions of the same value.
 
@@ -70,10 +82,8 @@ def combine(
     a, b = rec.find(left), rec.find(right)
     if a and b:
         return _combine_functions(rec, a, b, out, step, key, is_sum=signs is not None)
-    node, other = (a, right) if a else (b, left)
-    assert node is not None
-    number = as_number(other)
-    if number is None:
+    node, number = (a, as_number(right)) if a else (b, as_number(left))
+    if node is None or number is None:
         return False
     if signs is None:
         slope, offset = number, 0.0
@@ -84,7 +94,9 @@ def combine(
     return True
 
 
-def _combine_functions(rec: Recorder, a: Node, b: Node, out: Tensor, step: Step, key: str, *, is_sum: bool) -> bool:
+def _combine_functions(
+    rec: Recorder, a: Node, b: Node, out: Tensor, step: Callable[[Tensor, Tensor], Tensor], key: str, *, is_sum: bool
+) -> bool:
     if rec.rules.activation == "derivative" or a.poison or b.poison:
         return False
     if a.pointwise is None and b.pointwise is None and a is not b:  # a residual, nearly always
@@ -93,7 +105,7 @@ def _combine_functions(rec: Recorder, a: Node, b: Node, out: Tensor, step: Step,
     if f.base is not g.base or (is_sum and f.is_affine and g.is_affine):
         return False
     function = Pointwise(f.base, lambda x: step(f.function(x), g.function(x)), key.format(f.key, g.key))
-    rec.bind(out, pointwise=function, is_statistic=a.is_statistic)
+    rec.bind(Node(out, pointwise=function, is_statistic=a.is_statistic))
     return True
 
 

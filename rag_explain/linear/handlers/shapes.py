@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rag_explain.linear.operations import Scale
 from rag_explain.linear.rearrangements import Concatenate, Expand, Gather, Permute, Rearrange, Slice, View
-from rag_explain.linear.recorder import Recorder
+from rag_explain.linear.recorder import Node, Recorder
 from rag_explain.linear.registry import Unfollowable, always_frozen, handles, no_rule
 
 aten = torch.ops.aten
@@ -115,12 +115,12 @@ def cat(rec: Recorder, out: Tensor, tensors: Sequence[Tensor], dim: int) -> None
     parts = [part for part in tensors if part.numel()]  # an empty cache of keys and values has nothing to say
     nodes = [rec.find(part) for part in parts]
     slots = [rec.require(node) for node in nodes if node]
-    sizes = tuple(part.shape[dim] if node else -part.shape[dim] for part, node in zip(parts, nodes, strict=True))
+    both = list(zip(parts, nodes, strict=True))
+    sizes = tuple(part.shape[dim] if node else -part.shape[dim] for part, node in both)
     constant = None
     if not all(nodes):
-        own = [torch.zeros_like(part) if node else part for part, node in zip(parts, nodes, strict=True)]
-        constant = torch.cat(own, dim)
-    rec.bind(out, rec.emit(Concatenate, *slots, like=out, dim=dim, sizes=sizes, constant=constant))
+        constant = torch.cat([torch.zeros_like(part) if node else part for part, node in both], dim)
+    rec.bind(Node(out, rec.emit(Concatenate, *slots, like=out, dim=dim, sizes=sizes, constant=constant)))
 
 
 @handles(aten.stack)
