@@ -17,16 +17,12 @@ from rag_explain._torch import writes
 class Identity:
     """The fingerprint of a working copy, computed again when weights were changed in place.
 
-    Args:
-        copy: the working copy.
-        parameters: its parameters; walking the module tree on every call would cost as much as a short query.
-        settings: what else decides an embedding: prompts, lengths, the measure.
+    `parameters` are the copy's: walking the module tree on every call would cost as much as a short query. `settings`
+    are what else decides an embedding: prompts, lengths, the measure.
     """
 
     def __init__(self, copy: Any, parameters: Sequence[Tensor], settings: dict[str, Any]) -> None:
-        self._copy = copy
-        self._parameters = parameters
-        self._settings = settings
+        self._copy, self._parameters, self._settings = copy, parameters, settings
         self._known: tuple[tuple[Any, ...], str] | None = None
 
     @property

@@ -73,11 +73,9 @@ def find_blocks(transformer: Any) -> list[nn.Module]:
     config = model.config
     if config.model_type == "albert":  # one layer, called again and again
         return [module for module in model.modules() if type(module).__name__ == "AlbertLayer"]
-    depth = next(
-        (getattr(config, name) for name in ("num_hidden_layers", "num_layers", "n_layers") if hasattr(config, name)),
-        None,
-    )
-    for _, module in model.named_modules():
+    names = ("num_hidden_layers", "num_layers", "n_layers")
+    depth = next((getattr(config, name) for name in names if hasattr(config, name)), None)
+    for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return list(module)
     raise UnsupportedModel(f"the encoder blocks of {type(model).__name__} could not be found")

@@ -18,13 +18,7 @@ from rag_explain.texts.tokens import Unit
 
 
 def freeze(
-    encoder: Encoder,
-    batch: Batch,
-    layer: int,
-    rules: Rules,
-    *,
-    at: Tensor | None = None,
-    shares: Tensor | None = None,
+    encoder: Encoder, batch: Batch, layer: int, rules: Rules, *, at: Tensor | None = None, shares: Tensor | None = None
 ) -> tuple[AffineMap, Tensor]:
     """The affine map that the encoder is at these texts, from block `layer`'s input to its output; and (D, e) the
     embeddings.
@@ -61,13 +55,9 @@ class FrozenMethod(EncoderMethod):
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
         frozen, embeddings = freeze(self.encoder, batch, self.layer, self.rules)
-        if unit == "token":
-            found, rest = frozen.rows(self.max_bytes)
-            units, rows = list(batch.tokens), batch.unpad(found)
-        else:
-            units, groups = batch.groups(unit)
-            found, rest = frozen.rows(self.max_bytes, groups=groups)
-            rows = [found[index, : len(units[index])] for index in range(len(batch))]
+        units, groups = batch.groups(unit)
+        found, rest = frozen.rows(self.max_bytes, groups=groups)
+        rows = batch.unpad(found) if groups is None else [found[index, : len(own)] for index, own in enumerate(units)]
         norms = self.encoder.norms(embeddings)
         return [
             self.build(

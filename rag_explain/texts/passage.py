@@ -26,7 +26,6 @@ class Passage:
 
     @property
     def text(self) -> str:
-        """The caller's own text."""
         return self.string[self.start : self.end]
 
     @property
@@ -48,7 +47,6 @@ def as_passage(text: str | Passage) -> Passage:
 
 
 def as_passages(texts: Sequence[str | Passage]) -> tuple[Passage, ...]:
-    """Texts as passages, in the same order."""
     return tuple(map(as_passage, texts))
 
 
