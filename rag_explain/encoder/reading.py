@@ -110,7 +110,7 @@ def _tokens(passage: Passage, prompt: int, found: Sequence[tuple[str, Sequence[i
             part = "special"
         elif stop <= prompt and prompt:
             part = "prompt"
-        elif (stop <= begin or start >= end) and not passage.is_whole:
+        elif (stop <= begin or start >= end) and any(passage.around):
             part = "metadata"
         if part == "text":
             start = min(max(start - begin, 0), len(text))

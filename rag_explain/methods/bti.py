@@ -42,9 +42,7 @@ Saliency = Literal["product", "gradient", "activation"]
 class BTI(PairMethod):
     """`bti`: the most salient pairs of words that are each other's like.
 
-    Args:
-        saliency: what makes a token salient: E * dC/dE, dC/dE or E.
-        clusters: how many of the top clusters of pair scores to keep; None: all matched pairs.
+    `saliency` is what makes a token salient, `clusters` how many of the top clusters to keep; None: all matched pairs.
     """
 
     name = "bti"

@@ -59,21 +59,12 @@ class FrozenMethod(EncoderMethod):
         found, rest = frozen.rows(self.max_bytes, groups=groups)
         rows = batch.unpad(found) if groups is None else [found[index, : len(own)] for index, own in enumerate(units)]
         norms = self.encoder.norms(embeddings)
-        return [
-            self.build(
-                batch,
-                index,
-                rows=own.to(embedding.dtype),
-                rest=bias.to(embedding.dtype) if self.computes_rest else embedding - own.sum(dim=0),
-                embedding=embedding,
-                norm=norm,
-                tokens=tokens,
-                unit=unit,
-            )
-            for index, (tokens, own, bias, embedding, norm) in enumerate(
-                zip(units, rows, rest, embeddings, norms, strict=True)
-            )
-        ]
+        result = []
+        for index, (tokens, own, embedding) in enumerate(zip(units, rows, embeddings, strict=True)):
+            bias = rest[index].to(embedding) if self.computes_rest else embedding - own.sum(dim=0)
+            ends = {"rest": bias, "embedding": embedding, "norm": norms[index]}
+            result.append(self.build(batch, index, rows=own.to(embedding), **ends, tokens=tokens, unit=unit))
+        return result
 
     def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
         """Pull the query's rows and rest through each document: n_q + 1 cotangents, whatever the document's length."""

@@ -86,7 +86,7 @@ class JacobianMethod(EncoderMethod):
         return [self._cold(query, documents, index) for index in range(len(documents))]
 
     def path(self, batch: Batch, index: int) -> IntegrationPath:
-        """The way of text `index` from its reference, with the nodes that its integral needs."""
+        """The path of text `index` from its reference, with the nodes that its integral needs."""
         one = batch.select([index])
         normalises = self.normalises_in_path and self.encoder.is_cosine
         path = IntegrationPath(self.encoder, one, self.layer, normalises=normalises, spreads=self._spreads)
@@ -120,16 +120,10 @@ class JacobianMethod(EncoderMethod):
         rest, embedding, norm = self.endpoints(path)
         (tokens,), groups = path.batch.groups(unit)
         rows = path.rows(self.max_bytes, groups)
+        own = path.batch.unpad(rows[None])[0] if groups is None else rows
+        cost = {"nodes": path.nodes}
         return self.build(
-            batch,
-            index,
-            rows=path.batch.unpad(rows[None])[0] if groups is None else rows,
-            rest=rest,
-            embedding=embedding,
-            norm=norm,
-            tokens=tokens,
-            unit=unit,
-            references={"nodes": path.nodes},
+            batch, index, rows=own, rest=rest, embedding=embedding, norm=norm, tokens=tokens, unit=unit, references=cost
         )
 
     def _cold(self, query: Factors, documents: Batch, index: int) -> ExplainedPair:
@@ -152,8 +146,13 @@ class JacobianMethod(EncoderMethod):
 
     def _trust(self, query: Factors, embedding: Array, rest: Array, nodes: int, error: float) -> dict[str, Any]:
         """The quadrature's cost and error, and the similarities that say how much of the score the pairs can be."""
-        asked = int((query.references or {}).get("nodes", 0))
-        similarities = self._similarities(query, embedding, rest)
+        similarities: dict[str, float] = {}
+        if self.normalises_in_path:
+            similarities = {
+                "f(a, r_b)": float(query.embedding @ rest),
+                "f(r_a, b)": float(query.rest @ embedding),
+                "f(r_a, r_b)": float(query.rest @ rest),
+            }
         notices: tuple[Notice, ...] = ()
         large = max(similarities.get("f(a, r_b)", 0.0), similarities.get("f(r_a, b)", 0.0))
         if large > TRUSTED_REFERENCE:
@@ -163,11 +162,9 @@ class JacobianMethod(EncoderMethod):
             )
             _log.info("%s: %s", self.name, note)  # not a warning: the notice travels with the result
             notices = (Notice(METHOD, note),)
+        asked = int((query.references or {}).get("nodes", 0))
         references = {**quadrature(asked, nodes, query.error, error), **similarities}
         return {"references": references, "error": max(query.error, error), "notices": notices}
-
-    def _similarities(self, query: Factors, embedding: Array, rest: Array) -> dict[str, float]:
-        return {}
 
 
 def quadrature(query_nodes: int, document_nodes: int, query_error: float, document_error: float) -> dict[str, float]:
@@ -189,13 +186,6 @@ class IntegratedJacobians(JacobianMethod):
 
     def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
         return path.reference, path.embedding, path.embedding.new_ones(())
-
-    def _similarities(self, query: Factors, embedding: Array, rest: Array) -> dict[str, float]:
-        return {
-            "f(a, r_b)": float(query.embedding @ rest),
-            "f(r_a, b)": float(query.rest @ embedding),
-            "f(r_a, r_b)": float(query.rest @ rest),
-        }
 
 
 class ExactJacobians(JacobianMethod):

@@ -63,8 +63,6 @@ class Scorer(ABC):
         """(D, e): one vector per text, as an index holds them."""
         raise InvalidInput(f"{self.name} gives no vector per text: an index cannot be made of it")
 
-    # ------------------------------------------------------------------ for methods that look inside
-
     @property
     def encoder(self) -> Encoder:
         """The torch model whose embedding is taken apart."""

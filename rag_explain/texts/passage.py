@@ -33,11 +33,6 @@ class Passage:
         """What the encoder read before and after the text."""
         return self.string[: self.start], self.string[self.end :]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the text is all that was embedded."""
-        return (self.start, self.end) == (0, len(self.string))
-
 
 def as_passage(text: str | Passage) -> Passage:
     """A text as a passage; a text that no tokenizer can read is refused."""

@@ -27,7 +27,7 @@ def test_what_is_not_supported_is_said():
     model = tiny("bert", after=lambda: [Dense(16, 8, activation_function=nn.Sigmoid())])
     assert [finding.seen for finding in examine(resolve(model)) if not finding.ok] == [
         "this encoder cannot be explained exactly: the activation sigmoid(x) is 0.5 at zero, so it is no multiple of "
-        "its input"
+        "its input in Dense (module 2)"
     ]
 
 
