@@ -9,14 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_explain.explainer import Explainer
-    from rag_explain.factors import Factors
-    from rag_explain.results.comparison import Comparison
-    from rag_explain.results.contrast import Contrast
-    from rag_explain.results.explanation import Explanation, Highlight, Pair
-    from rag_explain.results.hits import Hit, Hits
-    from rag_explain.shifted import ShiftedEncoder
-    from rag_explain.texts.tokens import Token
+    from rag_explain.explainer import Explainer as Explainer
+    from rag_explain.factors import Factors as Factors
+    from rag_explain.results.comparison import Comparison as Comparison
+    from rag_explain.results.contrast import Contrast as Contrast
+    from rag_explain.results.explanation import Explanation as Explanation
+    from rag_explain.results.explanation import Highlight as Highlight
+    from rag_explain.results.explanation import Pair as Pair
+    from rag_explain.results.hits import Hit as Hit
+    from rag_explain.results.hits import Hits as Hits
+    from rag_explain.shifted import ShiftedEncoder as ShiftedEncoder
+    from rag_explain.texts.tokens import Token as Token
 
 __version__ = "0.1.0"
 
@@ -34,20 +37,7 @@ _HOME = {
     "Token": "rag_explain.texts.tokens",
 }
 
-__all__ = [
-    "Comparison",
-    "Contrast",
-    "Explainer",
-    "Explanation",
-    "Factors",
-    "Highlight",
-    "Hit",
-    "Hits",
-    "Pair",
-    "ShiftedEncoder",
-    "Token",
-    "__version__",
-]
+__all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 T = TypeVar("T")
+Names = Sequence[str | None]
 
 # Hits of one query may be explained one by one when they are looked at: what the query needs is kept that long.
 _RECENT_QUERIES = 32
@@ -84,19 +85,12 @@ class Explainer:
         self.store = store if isinstance(store, Store) else Store(store)
         self._planner = DocumentPlanner(self.scorer, self.method, self.store)
 
-    # ------------------------------------------------------------------ explanations
-
     def explain(self, query: str, document: str | Passage, *, unit: Unit = "token") -> Explanation:
         """Why `document` scores what it does for `query`."""
         return self.explain_many(query, [document], unit=unit)[0]
 
     def explain_many(
-        self,
-        query: str,
-        documents: Sequence[str | Passage],
-        *,
-        unit: Unit = "token",
-        ids: Sequence[str | None] | None = None,
+        self, query: str, documents: Sequence[str | Passage], *, unit: Unit = "token", ids: Names | None = None
     ) -> list[Explanation]:
         """One explanation per document, in the order given; what the query needs is computed once.
 
@@ -118,7 +112,7 @@ class Explainer:
             planned = self._planner.explain(prepared, passages, ids, grouped)
         fingerprint = self.scorer.fingerprint
         explanations = [
-            self._explanation(query, passage, one.pair, one.provenance, fingerprint, grouped)
+            self._explanation(query, passage, _by_unit(one.pair, passage, grouped), one.provenance, fingerprint)
             for passage, one in zip(passages, planned, strict=True)
         ]
         return explanations if unit in (grouped, "token") else [one.grouped(unit) for one in explanations]
@@ -131,7 +125,7 @@ class Explainer:
         self,
         texts: Iterable[str | Passage],
         *,
-        unit: Unit | None = None,
+        unit: Unit = "token",
         ids: Iterable[str | None] | None = None,
         progress: bool = True,
     ) -> int:
@@ -147,7 +141,7 @@ class Explainer:
         names = repeat(None) if ids is None else ids
         pairs = ((as_passage(text), name) for text, name in zip(texts, names, strict=ids is not None))
         with self.scorer.computing(), _progress(progress, total) as advance:
-            return self._planner.precompute(pairs, advance, _known(unit or "token"))
+            return self._planner.precompute(pairs, advance, _known(unit))
 
     def subspaces(self, query: str, document: str | Passage, slices: Slices) -> dict[str, Explanation]:
         """The explanation of a pair split by named slices of the embedding, which sum to the whole.
@@ -157,10 +151,10 @@ class Explainer:
         """
         if not self.method.linear:
             raise InvalidInput(f"{self.method.name} is not a product of factors, so it has no parts by dimension")
-        half, passage = self.factor([query], "query")[0], as_passage(document)
-        parts = split(half, self.factor([passage])[0], slices)
+        asked, passage = self.factor([query], "query")[0], as_passage(document)
+        parts = split(asked, self.factor([passage])[0], slices)
         return {
-            name: self._explanation(query, passage, part, {"subspace": name}, half.fingerprint)
+            name: self._explanation(query, passage, part, {"subspace": name}, asked.fingerprint)
             for name, part in parts.items()
         }
 
@@ -179,7 +173,8 @@ class Explainer:
 
     def _compared(self, query: str, document: str | Passage, choice: str | type | Mapping[str, Any]) -> Compared:
         options: dict[str, Any] = dict(choice) if isinstance(choice, Mapping) else {"method": choice}
-        label = " ".join(_shown(value) if key == "method" else f"{key}={value}" for key, value in options.items())
+        shown = {**options, "method": getattr(options["method"], "name", options["method"])}
+        label = " ".join(str(value) if key == "method" else f"{key}={value}" for key, value in shown.items())
         start = time.perf_counter()
         try:
             with Explainer(self.scorer, **options) as other:
@@ -220,8 +215,6 @@ class Explainer:
         vector: NDArray[np.float32] = vectors[0]
         return vector
 
-    # ------------------------------------------------------------------ inside
-
     def _prepared(self, query: str) -> Any:
         """What the method needs of the query: computed once for the queries that were asked last."""
         key = f"{self.scorer.fingerprint}:{query}"
@@ -237,34 +230,18 @@ class Explainer:
         return prepared
 
     def _explanation(
-        self,
-        query: str,
-        passage: Passage,
-        pair: ExplainedPair,
-        provenance: Mapping[str, Any],
-        fingerprint: str,
-        unit: Unit = "token",
+        self, query: str, passage: Passage, pair: ExplainedPair, provenance: Mapping[str, Any], fingerprint: str
     ) -> Explanation:
-        query_tokens, document_tokens, matrix = pair.query_tokens, pair.document_tokens, pair.matrix
-        if unit != "token":
-            cut = any(notice.side == "document" for notice in pair.notices)
-            query_tokens, rows = _text_only(query_tokens)
-            document_tokens, columns = (
-                text_units(document_tokens, passage.text, unit, truncated=cut)
-                if pair.unit == "token"
-                else _text_only(document_tokens)
-            )
-            matrix = summed(matrix, rows, columns, (len(query_tokens) + 1, len(document_tokens) + 1))
         return Explanation(
             query=query,
             document=passage.text,
-            query_tokens=query_tokens,
-            document_tokens=document_tokens,
-            matrix=matrix,
+            query_tokens=pair.query_tokens,
+            document_tokens=pair.document_tokens,
+            matrix=pair.matrix,
             score=pair.score,
             method=self.method.name,
             additive=self.method.additive,
-            unit=pair.unit if unit == "token" else unit,
+            unit=pair.unit,
             settings=self.method.settings,
             model=self.scorer.name,
             fingerprint=fingerprint,
@@ -276,8 +253,6 @@ class Explainer:
             notices=merged(self.method.notices, pair.notices),
             provenance=provenance,
         )
-
-    # ------------------------------------------------------------------ life
 
     def in_background(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run a call on threads of this explainer: made on first use, few, and ended by `close`."""
@@ -300,9 +275,7 @@ class Explainer:
     def __enter__(self) -> Explainer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -321,15 +294,25 @@ def _known(unit: Unit) -> Unit:
     return unit
 
 
-def _shown(method: str | type[Any]) -> str:
-    return method if isinstance(method, str) else str(getattr(method, "name", method))
+def _by_unit(pair: ExplainedPair, passage: Passage, unit: Unit) -> ExplainedPair:
+    """A pair whose query is grouped by words, without rows and columns of its own for special tokens and metadata."""
+    if unit == "token":
+        return pair
+    query, rows = _text_only(pair.query_tokens)
+    if pair.unit == "token":
+        cut = any(notice.side == "document" for notice in pair.notices)
+        document, columns = text_units(pair.document_tokens, passage.text, unit, truncated=cut)
+    else:
+        document, columns = _text_only(pair.document_tokens)
+    matrix = summed(pair.matrix, rows, columns, (len(query) + 1, len(document) + 1))
+    return replace(pair, query_tokens=query, document_tokens=document, matrix=matrix, unit=unit)
 
 
 def _text_only(units: tuple[Token, ...]) -> tuple[tuple[Token, ...], Index]:
     """The units of the caller's text, and for each unit its index among them; -1 for special tokens and metadata."""
-    kept = [token for token in units if token.part == "text"]
-    number = iter(range(len(kept)))
-    return tuple(kept), np.array([next(number) if token.part == "text" else -1 for token in units], dtype=np.intp)
+    is_text = np.array([token.part == "text" for token in units], dtype=bool)
+    index: Index = np.where(is_text, np.cumsum(is_text) - 1, -1)
+    return tuple(token for token in units if token.part == "text"), index
 
 
 @contextmanager

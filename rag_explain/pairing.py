@@ -2,10 +2,9 @@
 
     matrix (n_q + 1, n_d + 1) = block_q block_d^T / (norm_q norm_d)          score = <e_q, e_d> / (norm_q norm_d)
 
-Every pair matrix and every bilinear score of the library is computed here. A query's warm documents are multiplied
-together: they lie in tensors of their own, multiplying them one by one wastes half of the machine, and copying all of
-them side by side costs more than the product. So they are copied in panels that stay in the cache, one product each.
-Ten documents are one panel.
+Every pair matrix and every bilinear score of the library is computed here. Multiplying a query's warm documents one by
+one wastes half of the machine, and copying all of them side by side costs more than the product. So they are copied in
+panels that stay in the cache, one product each; ten documents are one panel.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import StoreError
@@ -23,12 +23,13 @@ from rag_explain.texts.tokens import Unit
 BUCKET_TOKENS = 2048
 _WINDOW = 256  # documents that `precompute` sorts by length at a time
 _SMOOTHING = 0.2  # weight of the newest measurement
+Owners = dict[bytes, tuple[str, ...]]  # the ids that belong to each key: one text may be several documents
+Name = TypeVar("Name", bytes, int)
 
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """One document explained, and by which path: "memory", "disk", "remote", "cold", "built" or "pair", with its
-    seconds."""
+    """One document explained; its path ("memory", "disk", "remote", "cold", "built" or "pair") and seconds."""
 
     pair: ExplainedPair
     provenance: dict[str, Any]
@@ -38,17 +39,11 @@ class DocumentPlanner:
     """The documents of one scorer and method, over a store; `policy` decides which are built."""
 
     def __init__(self, scorer: Scorer, method: Method, store: Store, policy: SkiRental | None = None) -> None:
-        self._scorer = scorer
-        self._method = method
-        self._store = store
+        self._scorer, self._method, self._store = scorer, method, store
         self._policy = SkiRental() if policy is None else policy
 
     def explain(
-        self,
-        query: Any,
-        passages: Sequence[Passage],
-        ids: Sequence[str | None] | None = None,
-        unit: Unit = "token",
+        self, query: Any, passages: Sequence[Passage], ids: Sequence[str | None] | None = None, unit: Unit = "token"
     ) -> list[Planned]:
         """Explain the documents in the order given for a prepared query.
 
@@ -57,8 +52,8 @@ class DocumentPlanner:
         """
         if not self._method.has_factors:
             batch = self._scorer.read(passages, "document")
-            cold = self._cold(query, list(range(len(passages))), batch, "pair")
-            return [cold[index] for index in range(len(passages))]
+            pairs = self._cold(query, range(len(passages)), batch, "pair")
+            return [pairs[index] for index in range(len(passages))]
         start = time.perf_counter()
         keys = self._keys(passages, query.fingerprint, unit)
         owners = _owners(keys, ids)
@@ -66,14 +61,14 @@ class DocumentPlanner:
         self._store.link([(key, owners[key]) for key in found if key in owners])
         costs = dict.fromkeys(found, (time.perf_counter() - start) / len(keys))
         missing = {key: passage for key, passage in zip(keys, passages, strict=True) if key not in found}
-        planned: dict[Any, Planned] = {}
+        planned: dict[bytes, Planned] = {}
         if missing:
             batch = self._scorer.read(list(missing.values()), "document")
             order = list(missing)
-            chosen = [key for key, build in zip(order, self._choose(query, order, batch), strict=True) if build]
+            lengths = zip(order, map(len, batch.tokens), strict=True)
+            chosen = [key for key, n in lengths if self._policy.should_build(key, len(query.tokens), n)]
             at = [index for index, key in enumerate(order) if key not in chosen]
-            cold = self._cold(query, at, batch.select(at), "cold") if at else {}
-            planned = {order[index]: one for index, one in cold.items()}
+            planned = self._cold(query, [order[index] for index in at], batch.select(at), "cold") if at else {}
             start = time.perf_counter()
             built = self._build(order, batch, chosen, owners, unit)
             costs |= dict.fromkeys(built, (time.perf_counter() - start) / max(1, len(built)))
@@ -82,10 +77,7 @@ class DocumentPlanner:
         return [planned[key] for key in keys]
 
     def precompute(
-        self,
-        passages: Iterable[tuple[Passage, str | None]],
-        advance: Callable[[int], None],
-        unit: Unit = "token",
+        self, passages: Iterable[tuple[Passage, str | None]], advance: Callable[[int], None], unit: Unit = "token"
     ) -> int:
         """Build and keep the factors of every document that the store does not have; how many were built."""
         return sum(self._precompute(window, advance, unit) for window in chunks(passages, _WINDOW))
@@ -112,14 +104,6 @@ class DocumentPlanner:
             advance(len(bucket))
         return len(missing)
 
-    # ------------------------------------------------------------------ the three paths
-
-    def _choose(self, query: Factors, keys: Sequence[bytes], batch: Batch) -> list[bool]:
-        """For each document whether to build its factors now."""
-        lengths = [len(tokens) for tokens in batch.tokens]
-        cotangents = len(query.tokens)
-        return [self._policy.should_build(key, cotangents, n) for key, n in zip(keys, lengths, strict=True)]
-
     def _warm(self, query: Factors, found: dict[bytes, KeptFactors], costs: dict[bytes, float]) -> dict[bytes, Planned]:
         if not found:
             return {}
@@ -131,9 +115,9 @@ class DocumentPlanner:
             for (key, item), pair in zip(found.items(), pairs, strict=True)
         }
 
-    def _cold(self, query: Any, names: Sequence[int], batch: Batch, path: str) -> dict[int, Planned]:
+    def _cold(self, query: Any, names: Sequence[Name], batch: Batch, path: str) -> dict[Name, Planned]:
         """Explain every document of a batch without factors; `names` are what to call them in the result."""
-        planned: dict[int, Planned] = {}
+        planned: dict[Name, Planned] = {}
         for bucket in batch.buckets(BUCKET_TOKENS):
             part = batch.select(bucket)
             start = time.perf_counter()
@@ -146,12 +130,7 @@ class DocumentPlanner:
         return planned
 
     def _build(
-        self,
-        keys: Sequence[bytes],
-        batch: Batch,
-        wanted: Sequence[bytes],
-        owners: dict[bytes, tuple[str, ...]],
-        unit: Unit,
+        self, keys: Sequence[bytes], batch: Batch, wanted: Sequence[bytes], owners: Owners, unit: Unit
     ) -> dict[bytes, KeptFactors]:
         """Build and keep those of the batch's documents that are wanted, each by one thread only."""
         if not wanted:
@@ -187,9 +166,8 @@ class DocumentPlanner:
         ]
 
 
-def _owners(keys: Sequence[bytes], ids: Sequence[str | None] | None) -> dict[bytes, tuple[str, ...]]:
-    """The ids that belong to each key: one text may be several documents."""
-    owners: dict[bytes, tuple[str, ...]] = {}
+def _owners(keys: Sequence[bytes], ids: Sequence[str | None] | None) -> Owners:
+    owners: Owners = {}
     for key, name in zip(keys, ids or [None] * len(keys), strict=True):
         if name is not None:
             owners[key] = (*owners.get(key, ()), name)
@@ -214,11 +192,11 @@ class SkiRental:
 
     def estimate_build(self, document_tokens: int) -> float:
         """Expected cost of a document's factors: one tangent per token, and one for the rest."""
-        return self._per_pass["build"] * (document_tokens + 1) * max(1, document_tokens)
+        return self._per_pass["build"] * _passes(document_tokens, document_tokens)
 
     def estimate_cold(self, query_tokens: int, document_tokens: int) -> float:
         """Expected cost of one cold explanation: one cotangent per query token, and one for the rest."""
-        return self._per_pass["cold"] * (query_tokens + 1) * max(1, document_tokens)
+        return self._per_pass["cold"] * _passes(query_tokens, document_tokens)
 
     def should_build(self, key: bytes, query_tokens: int, document_tokens: int) -> bool:
         """Whether this look at the document should build its factors; if not, it is charged for the look."""
@@ -235,11 +213,11 @@ class SkiRental:
 
     def observe_build(self, seconds: float, document_tokens: Sequence[int]) -> None:
         """Learn from a batch of builds that took `seconds` together."""
-        self._learn("build", seconds / sum((n + 1) * max(1, n) for n in document_tokens))
+        self._learn("build", seconds / sum(_passes(n, n) for n in document_tokens))
 
     def observe_cold(self, seconds: float, query_tokens: int, document_tokens: Sequence[int]) -> None:
         """Learn from a batch of cold explanations that took `seconds` together."""
-        self._learn("cold", seconds / sum((query_tokens + 1) * max(1, n) for n in document_tokens))
+        self._learn("cold", seconds / sum(_passes(query_tokens, n) for n in document_tokens))
 
     def _learn(self, kind: str, seconds: float) -> None:
         other = "cold" if kind == "build" else "build"
@@ -255,3 +233,8 @@ class SkiRental:
                 self._per_pass[other] *= scale
                 for key in self._spent:
                     self._spent[key] *= scale
+
+
+def _passes(rows: int, document_tokens: int) -> int:
+    """How often one row of a block of `rows` and the rest goes through one token of the document."""
+    return (rows + 1) * max(1, document_tokens)

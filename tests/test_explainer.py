@@ -15,6 +15,7 @@ import torch
 import rag_explain
 from rag_explain import Explainer, Explanation
 from rag_explain.errors import InvalidInput
+from rag_explain.texts.segments import sentence_spans
 from tests.support.models import ARCHITECTURES, CORPUS, TEXTS, tiny
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -154,7 +155,7 @@ def _sentence_pairs(count: int) -> list[tuple[str, str]]:
             rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
         return [(row[5], row[6]) for row in rows[:: len(rows) // count]][:count]
     text = " ".join((Path(__file__).parents[1] / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
-    sentences = [text[a:b] for a, b in rag_explain.segments.sentence_spans(text)]
+    sentences = [text[a:b] for a, b in sentence_spans(text)]
     return list(itertools.pairwise(sentences))[:count]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.segments import Span
 from rag_explain.texts.tokens import Role, Token, Unit
-from rag_explain.texts.units import Index, all_units
+from rag_explain.texts.units import all_units
 
 
 class Side(NamedTuple):
@@ -20,6 +20,7 @@ class Side(NamedTuple):
 
     tokens: tuple[Token, ...]
     truncated: bool
+    unit: Unit = "token"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,25 +46,32 @@ class Batch:
         return len(self.passages)
 
     def side(self, index: int) -> Side:
-        """Text `index` as one side of a pair."""
         return Side(self.tokens[index], self.truncated[index])
 
-    def units(self, index: int, unit: Unit) -> tuple[tuple[Token, ...], Index]:
-        """The units of text `index`, and for each of its tokens the index of its unit."""
-        spans = self.spans[index] if self.spans else None
-        passage, truncated = self.passages[index], self.truncated[index]
-        return all_units(self.tokens[index], passage, unit, truncated=truncated, spans=spans)
+    def groups(self, unit: Unit) -> tuple[list[tuple[Token, ...]], Tensor | None]:
+        """The units of each text, and (D, n) the index of the unit that each position belongs to, -1 for padding.
 
-    def groups(self, unit: Unit) -> tuple[list[tuple[Token, ...]], Tensor]:
-        """The units of each text, and (D, n) the index of the unit that each position belongs to; -1 for padding."""
+        There are no groups of single tokens: None.
+        """
+        if unit == "token":
+            return list(self.tokens), None
         mask = used_positions(self.features)
         groups = torch.full(mask.shape, -1, dtype=torch.long)
         found = []
-        for index in range(len(self)):
-            units, owners = self.units(index, unit)
+        for index, (tokens, passage) in enumerate(zip(self.tokens, self.passages, strict=True)):
+            spans = self.spans[index] if self.spans else None
+            units, owners = all_units(tokens, passage, unit, truncated=self.truncated[index], spans=spans)
             found.append(units)
             groups[index, self.positions(index).cpu()] = torch.as_tensor(owners)
         return found, groups.to(mask.device)
+
+    def words(self) -> Tensor:
+        """(D, n) which positions hold a token of the caller's own text."""
+        words = torch.zeros_like(self.features["attention_mask"], dtype=torch.bool)
+        for index, tokens in enumerate(self.tokens):
+            is_text = [token.part == "text" for token in tokens]
+            words[index, self.positions(index)] = torch.tensor(is_text, device=words.device)
+        return words
 
     def positions(self, index: int) -> Tensor:
         """(n_tokens,) the positions of text `index` that are not padding."""
@@ -74,7 +82,7 @@ class Batch:
         return [values[index, self.positions(index)] for index in range(len(self))]
 
     def select(self, indices: Sequence[int]) -> Batch:
-        """Some of the texts, with no more padding than they need."""
+        """Some of the texts, or one several times, with no more padding than they need."""
         return Batch(
             passages=tuple(self.passages[i] for i in indices),
             role=self.role,

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rag_explain._torch import writes
 
@@ -17,16 +17,12 @@ from rag_explain._torch import writes
 class Identity:
     """The fingerprint of a working copy, computed again when weights were changed in place.
 
-    Args:
-        copy: the working copy.
-        parameters: its parameters; walking the module tree on every call would cost as much as a short query.
-        settings: what else decides an embedding: prompts, lengths, the measure.
+    `parameters` are the copy's: walking the module tree on every call would cost as much as a short query. `settings`
+    are what else decides an embedding: prompts, lengths, the measure.
     """
 
     def __init__(self, copy: Any, parameters: Sequence[Tensor], settings: dict[str, Any]) -> None:
-        self._copy = copy
-        self._parameters = parameters
-        self._settings = settings
+        self._copy, self._parameters, self._settings = copy, parameters, settings
         self._known: tuple[tuple[Any, ...], str] | None = None
 
     @property
@@ -41,7 +37,10 @@ class Identity:
     def _digest(self) -> str:
         first = self._copy[0]
         description = {
-            "modules": [(type(module).__name__, _config(module)) for module in self._copy.children()],
+            "modules": [
+                (type(module).__name__, getattr(module, "get_config_dict", lambda: None)())
+                for module in self._copy.children()
+            ],
             "model": {k: v for k, v in first.config.to_dict().items() if not k.startswith("_")},
             "tokenizer": hashlib.blake2b(first.tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
             **self._settings,
@@ -52,11 +51,6 @@ class Identity:
             for part in pool.map(_tensor_digest, self._copy.state_dict().values()):
                 digest.update(part)
         return digest.hexdigest()
-
-
-def _config(module: nn.Module) -> Any:
-    get = getattr(module, "get_config_dict", None)
-    return get() if callable(get) else None
 
 
 def _tensor_digest(tensor: Tensor) -> bytes:

@@ -52,8 +52,7 @@ def load(
             "model must be a name, a folder, a SentenceTransformer or a MultiVectorEncoder, "
             f"not {type(model).__name__}; remote embedding APIs and rerankers cannot be explained exactly"
         )
-    name = str(model)
-    source = name
+    name = source = str(model)
     if name in (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}") and not Path(name).exists():
         name = f"sentence-transformers/{DEFAULT_MODEL}"
         source = str(packaged_path() or name)
@@ -79,10 +78,8 @@ def _is_multivector(source: str) -> bool:
     from sentence_transformers.util import load_file_path
 
     path = load_file_path(source, "config_sentence_transformers.json")
-    if path is None:
-        return False
-    kind = json.loads(Path(path).read_text(encoding="utf-8")).get("model_type")
-    return kind in ("MultiVectorEncoder", "ColBERT")
+    settings = json.loads(Path(path).read_text(encoding="utf-8")) if path is not None else {}
+    return settings.get("model_type") in ("MultiVectorEncoder", "ColBERT")
 
 
 def _name_of(model: SentenceTransformer | MultiVectorEncoder) -> str:

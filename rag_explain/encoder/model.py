@@ -60,17 +60,15 @@ class Encoder:
         self.reader = Reader(self._copy, model)
         # The module tree of the copy does not change any more.
         self._parameters, self._buffers = list(self._copy.parameters()), list(self._copy.buffers())
-        prompts = [self.reader.prompt("query"), self.reader.prompt("document")]
-        lengths = [self._copy.max_seq_length, self._truncate_dim]
-        metric = "dot" if self.similarity == "dot" else "cosine"
-        self._identity = Identity(
-            self._copy, self._parameters, {"prompts": prompts, "lengths": lengths, "metric": metric}
-        )
+        decisive = {
+            "prompts": [self.reader.prompt("query"), self.reader.prompt("document")],
+            "lengths": [self._copy.max_seq_length, self._truncate_dim],
+            "metric": "dot" if self.similarity == "dot" else "cosine",
+        }
+        self._identity = Identity(self._copy, self._parameters, decisive)
         self.n_blocks = self._count_blocks()
         if not self.n_blocks:
             raise UnsupportedModel(f"no block of {type(self.transformer).__name__} was seen at work")
-
-    # ------------------------------------------------------------------ texts
 
     def read(self, texts: Sequence[str | Passage], role: Role) -> Batch:
         """The texts as `encode_query` or `encode_document` reads them."""
@@ -79,8 +77,6 @@ class Encoder:
     def reference(self, batch: Batch) -> Batch:
         """The same batch with nothing said: special tokens kept, padding between, positions and mask as they were."""
         return replace(batch, features=reference_features(batch.features, self._transformer))
-
-    # ------------------------------------------------------------------ tokens to embeddings
 
     def run(self, batch: Batch, visit: Visitor | None = None, enter: Callable[[str], None] | None = None) -> Tensor:
         """(D, e): the embeddings of a batch, before the final normalisation.
@@ -147,11 +143,8 @@ class Encoder:
         result: NDArray[np.float32] = embeddings.to("cpu", torch.float32).numpy()
         return result
 
-    # ------------------------------------------------------------------ what it is
-
     @property
     def fingerprint(self) -> str:
-        """A digest of everything that decides an embedding; computed again when weights were changed in place."""
         return self._identity.fingerprint
 
     @property
@@ -171,27 +164,21 @@ class Encoder:
 
     @property
     def transformer(self) -> nn.Module:
-        """The transformer itself, for people who want to know what it is."""
         model: nn.Module = self._transformer.auto_model
         return model
 
     def describe(self) -> dict[str, str]:
-        """What it is, for people."""
-        reader = self.reader
-        return {
-            "architecture": f"{type(self.transformer).__name__}, {self.n_blocks} blocks, {self.module_summary}",
-            "prompts": f"query {reader.prompt('query')!r}, document {reader.prompt('document')!r}",
-            "computes on": f"{self.device}, {str(self.dtype).removeprefix('torch.')}",
-        }
-
-    @property
-    def module_summary(self) -> str:
-        """The modules after the transformer, in a few words."""
-        names = []
+        """What it is and how it reads texts, for people."""
+        following = []
         for module in list(self._copy.children())[1:]:
             mode = getattr(module, "pooling_mode", None)
-            names.append(type(module).__name__ + (f" ({mode})" if mode else ""))
-        return " + ".join(names) or "no further module"
+            following.append(type(module).__name__ + (f" ({mode})" if mode else ""))
+        modules = " + ".join(following) or "no further module"
+        return {
+            "architecture": f"{type(self.transformer).__name__}, {self.n_blocks} blocks, {modules}",
+            "prompts": f"query {self.reader.prompt('query')!r}, document {self.reader.prompt('document')!r}",
+            "computes on": f"{self.device}, {str(self.dtype).removeprefix('torch.')}",
+        }
 
     @property
     def device(self) -> torch.device:
@@ -213,8 +200,6 @@ class Encoder:
         """No autograd, inference mode or autocast of the caller's reaches into what runs here. All thread-local."""
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             yield
-
-    # ------------------------------------------------------------------ the copy's hooks
 
     def _enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         visit = self._visitor.get()

@@ -20,11 +20,9 @@ _WANTED = {"text": {"return_offsets_mapping": True, "return_special_tokens_mask"
 
 
 class Reader:
-    """Reads texts as `encode_query` and `encode_document` of a sentence-transformers model do.
+    """Reads texts as `encode_query` and `encode_document` do, with the tokenizer of the working copy.
 
-    Args:
-        copy: the working copy whose tokenizer is used.
-        original: the user's model, whose settings may change after the copy was made.
+    The settings of the user's own model, `original`, may change after the copy was made: that is refused.
     """
 
     def __init__(self, copy: Any, original: Any) -> None:
@@ -36,7 +34,12 @@ class Reader:
 
     def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
         """The texts with the prompt in front and the end cut off where the model cuts it."""
-        self._check_settings()
+        original = self._original()
+        if original is not None and reading_settings(original) != self._settings:
+            raise InvalidInput(
+                "the model's length limit, dimensions or prompts were changed after the Explainer was made: "
+                "make a new one"
+            )
         prompt = self.prompt(role) or ""
         # Calling a tokenizer sets its padding and truncation, which two threads at once must not do.
         with self._tokenizing:
@@ -63,16 +66,13 @@ class Reader:
             tokens=tuple(tokens),
             truncated=tuple(bool(output.encodings[index].overflowing) for index in range(len(passages))),
             spans=tuple(places),
-            features={name: _to(value, device) for name, value in output.items()},
+            features={k: v.to(device) if isinstance(v, Tensor) else v for k, v in output.items()},
         )
 
     def prompt(self, role: Role) -> str | None:
         """What sentence-transformers puts in front of a text in this role, if anything."""
-        prompts = self._copy.prompts
-        for name in (*_PROMPTS[role], self._copy.default_prompt_name):
-            if name in prompts:
-                return prompts[name] or None
-        return None
+        names = (*_PROMPTS[role], self._copy.default_prompt_name)
+        return next((self._copy.prompts[name] or None for name in names if name in self._copy.prompts), None)
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of the whole text stands: no prompt, no special token, nothing cut off."""
@@ -88,14 +88,6 @@ class Reader:
         """How many tokens the model reads, special ones included; None when it has no limit."""
         limit: int | None = self._copy.max_seq_length
         return limit
-
-    def _check_settings(self) -> None:
-        original = self._original()
-        if original is not None and reading_settings(original) != self._settings:
-            raise InvalidInput(
-                "the model's length limit, dimensions or prompts were changed after the Explainer was made: "
-                "make a new one"
-            )
 
 
 def reading_settings(model: Any) -> tuple[Any, ...]:
@@ -118,7 +110,7 @@ def _tokens(passage: Passage, prompt: int, found: Sequence[tuple[str, Sequence[i
             part = "special"
         elif stop <= prompt and prompt:
             part = "prompt"
-        elif (stop <= begin or start >= end) and not passage.is_whole:
+        elif (stop <= begin or start >= end) and any(passage.around):
             part = "metadata"
         if part == "text":
             start = min(max(start - begin, 0), len(text))
@@ -127,7 +119,3 @@ def _tokens(passage: Passage, prompt: int, found: Sequence[tuple[str, Sequence[i
         else:
             tokens.append(Token("", cursor, cursor, part, piece))
     return tuple(tokens)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value

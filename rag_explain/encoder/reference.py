@@ -26,7 +26,7 @@ def in_reference() -> bool:
 
 @contextmanager
 def looking_at_reference() -> Iterator[None]:
-    """Blocks that run in here read the reference, not the text: an encoder's visitor skips them."""
+    """Blocks that run in here are not the text's: visitors of blocks do not see them."""
     token = _IN_REFERENCE.set(True)
     try:
         yield

@@ -22,9 +22,9 @@ def make_working_copy(model: SentenceTransformer, device: str | torch.device | N
     """A copy of the module tree that shares every weight (no memory, and updates in place are seen), on its device."""
     if model.get_backend() != "torch":
         raise UnsupportedModel(f"the model runs on {model.get_backend()}: load it with backend='torch' to explain it")
-    here = next(model.parameters()).device
+    wanted, here = device if device is None else torch.device(device), next(model.parameters()).device
     shared: dict[int, Any] = {}
-    if device is None or _same_device(torch.device(device), here):
+    if wanted is None or (wanted.type == here.type and (wanted.type == "cpu" or wanted.index in (None, here.index))):
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     with torch.inference_mode(False):  # a caller's inference mode must not make inference parameters
         working = copy.deepcopy(model, shared)
@@ -73,16 +73,9 @@ def find_blocks(transformer: Any) -> list[nn.Module]:
     config = model.config
     if config.model_type == "albert":  # one layer, called again and again
         return [module for module in model.modules() if type(module).__name__ == "AlbertLayer"]
-    depth = next(
-        (getattr(config, name) for name in ("num_hidden_layers", "num_layers", "n_layers") if hasattr(config, name)),
-        None,
-    )
-    for _, module in model.named_modules():
+    names = ("num_hidden_layers", "num_layers", "n_layers")
+    depth = next((getattr(config, name) for name in names if hasattr(config, name)), None)
+    for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return list(module)
     raise UnsupportedModel(f"the encoder blocks of {type(model).__name__} could not be found")
-
-
-def _same_device(wanted: torch.device, here: torch.device) -> bool:
-    is_only = wanted.type == "cpu" or wanted.index is None
-    return wanted.type == here.type and (is_only or wanted.index == here.index)

@@ -19,9 +19,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from rag_explain.errors import UnsupportedOperation
 from rag_explain import _torch
 from rag_explain._torch import Arguments
+from rag_explain.errors import UnsupportedOperation
 from rag_explain.linear.identity import IdentityMap, storage_of
 from rag_explain.linear.registry import OpInfo, info_of
 from rag_explain.linear.rules import Rules

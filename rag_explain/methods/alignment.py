@@ -12,8 +12,7 @@ Each score is written as a matrix that sums to it: the best matches, scaled; for
 R / (P + R) and P / (P + R), which add up to f1 exactly. All cosines are beside it, in `similarities`.
 
 For a multi-vector encoder this is the model's own score and the explanation is exact. For any other encoder it is not
-how the encoder scores, and the explanation says so (`surrogate`). In both cases the vectors are contextual: each has
-read its whole text, so a pair of vectors is not a pair of input tokens.
+how the encoder scores, and the explanation says so (`surrogate`).
 """
 
 from __future__ import annotations
@@ -45,17 +44,14 @@ _MEASURES: dict[Score, str] = {
 class Alignment(Method):
     """`alignment`: which token of the document each token of the query met, and what the match is worth.
 
-    Args:
-        score: which score to explain; None: the model's own where it compares vectors of tokens, else "maxsim".
+    `score` says which score to explain; None: the model's own where it compares vectors of tokens, else "maxsim".
     """
 
     name = "alignment"
     linear = False
 
-    def __init__(
-        self, scorer: Scorer, layer: int | None = None, *, score: Score | None = None, max_bytes: int | None = None
-    ) -> None:
-        super().__init__(scorer, layer, max_bytes=max_bytes)
+    def __init__(self, scorer: Scorer, layer: int | None = None, *, score: Score | None = None) -> None:
+        super().__init__(scorer, layer)
         if score is not None and score not in get_args(Score):
             raise InvalidInput(f"score must be one of {', '.join(get_args(Score))}, not {score!r}")
         own: Score = next((kind for kind, name in _MEASURES.items() if name == scorer.measure), "maxsim")
@@ -94,17 +90,12 @@ class Alignment(Method):
         cosines = matrix[:-1, :-1].astype(np.float64)
         # Tokens that are not scored have zero vectors; no other vector is orthogonal to a whole text.
         rows, columns = cosines.any(axis=1), cosines.any(axis=0)
-        table = align(cosines[np.ix_(rows, columns)], self.score)
+        compared = cosines[np.ix_(rows, columns)]
+        table = align(compared, self.score)
         pairs = np.zeros_like(matrix)
         pairs[np.ix_(np.append(rows, False), np.append(columns, False))] = table
-        return explained(
-            query,
-            document,
-            pairs,
-            float(table.sum()),
-            references=scores(cosines[np.ix_(rows, columns)]),
-            similarities=matrix[:-1, :-1],
-        )
+        more = {"references": scores(compared), "similarities": matrix[:-1, :-1]}
+        return explained(query, document, pairs, float(table.sum()), **more)
 
 
 def align(cosines: Matrix, score: Score) -> Matrix:

@@ -53,14 +53,9 @@ def explained(
 ) -> ExplainedPair:
     """The pair of two texts that were read, with a notice for each that was cut off."""
     sides: list[tuple[Role, Factors | Side]] = [("query", query), ("document", document)]
-    notices = [truncation(side) for side, text in sides if text.truncated]
-    fields = {
-        "query_tokens": query.tokens,
-        "document_tokens": document.tokens,
-        "unit": document.unit if isinstance(document, Factors) else "token",
-        **more,
-        "notices": (*notices, *more.get("notices", ())),
-    }
+    cut = [truncation(role) for role, text in sides if text.truncated]
+    fields = {"query_tokens": query.tokens, "document_tokens": document.tokens, "unit": document.unit, **more}
+    fields["notices"] = (*cut, *more.get("notices", ()))
     return ExplainedPair(matrix=matrix, score=float(score), **fields)
 
 
@@ -81,10 +76,11 @@ class Method(ABC):
     linear: ClassVar[bool] = True
     # Whether the embedding in the factors is the encoder's own to the last bit, good enough to search with.
     embeds: ClassVar[bool] = False
+    # Bytes that tangents on their way may take: an option of every method, which changes no number.
+    max_bytes: int = DEFAULT_MAX_BYTES
 
-    def __init__(self, scorer: Scorer, layer: int | None = None, *, max_bytes: int | None = None) -> None:
+    def __init__(self, scorer: Scorer, layer: int | None = None) -> None:
         self.scorer = scorer
-        self.max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
         layers = self.layers
         if layer is not None and not layers:
             raise InvalidInput(f"{self.name} has no layer to choose")
@@ -99,7 +95,6 @@ class Method(ABC):
 
     @property
     def default_layer(self) -> int:
-        """The layer when none is chosen."""
         return 0
 
     @property
@@ -125,8 +120,7 @@ class Method(ABC):
         return self.factor(query, "token")[0] if self.has_factors else query
 
     def cold(self, query: Any, documents: Batch) -> list[ExplainedPair]:
-        """Explain each document of a batch for one prepared query; a method that knows a cheaper way builds no
-        factors."""
+        """Each document of a batch, explained; a method that knows a cheaper way builds no factors."""
         return [self.pair(query, factors) for factors in self.factor(documents, "token")]
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
@@ -193,9 +187,9 @@ class Method(ABC):
 class EncoderMethod(Method):
     """A method that looks inside an encoder: its rows belong to the input of one of the encoder's blocks."""
 
-    def __init__(self, scorer: Scorer, layer: int | None = None, *, max_bytes: int | None = None) -> None:
+    def __init__(self, scorer: Scorer, layer: int | None = None) -> None:
         self.encoder: Encoder = scorer.encoder  # refused in words by a scorer that has none
-        super().__init__(scorer, layer, max_bytes=max_bytes)
+        super().__init__(scorer, layer)
 
     @property
     def layers(self) -> range:

@@ -1,15 +1,14 @@
 """What an explanation has to beat: the simplest answers to the same question.
 
-| method | a pair of tokens (i, j) gets | additive |
-|---|---|---|
-| `embeddings` | the dot product of their vectors at the input of block `layer` (0: the embedding output) | no |
-| `gradient` | the product of the lengths of the similarity's gradients by both tokens | no |
-| `integrated-gradients` | the product of both tokens' integrated gradients of the similarity | no |
-| `random` | a number drawn from the seed and the two texts | no |
+| method | a pair of tokens (i, j) gets |
+|---|---|
+| `embeddings` | the dot product of their vectors at the input of block `layer` (0: the embedding output) |
+| `gradient` | the product of the lengths of the similarity's gradients by both tokens |
+| `integrated-gradients` | the product of both tokens' integrated gradients of the similarity |
+| `random` | a number drawn from the seed and the two texts |
 
 Gradients and integrated gradients (Sundararajan et al. 2017) are first-order: they say how much a token matters, given
-the whole other text, and know no pairs. Shown as a matrix, a pair is the product of its two tokens' saliencies: rows
-and columns then keep the order of the saliencies, and that is all that the product adds.
+the whole other text. The product for a pair only keeps their order in rows and columns.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from rag_explain.encoder.model import Encoder
 from rag_explain.linear import JACOBIAN
 from rag_explain.methods.base import ExplainedPair, PairMethod
 from rag_explain.methods.frozen import freeze
-from rag_explain.methods.jacobian import IntegratedJacobians
+from rag_explain.methods.jacobian import IntegratedJacobians, quadrature
 from rag_explain.scorers.base import Scorer
 
 
@@ -76,17 +75,10 @@ class IntegratedGradients(PairMethod):
     name = "integrated-gradients"
 
     def __init__(
-        self,
-        scorer: Scorer,
-        layer: int | None = None,
-        *,
-        tolerance: float = 1e-3,
-        max_nodes: int = 128,
-        max_bytes: int | None = None,
+        self, scorer: Scorer, layer: int | None = None, *, tolerance: float = 1e-3, max_nodes: int = 128
     ) -> None:
-        super().__init__(scorer, layer, max_bytes=max_bytes)
-        options: dict[str, Any] = {"tolerance": tolerance, "max_nodes": max_nodes, "max_bytes": max_bytes}
-        self._integral = IntegratedJacobians(scorer, self.layer, **options)
+        super().__init__(scorer, layer)
+        self._integral = IntegratedJacobians(scorer, self.layer, tolerance=tolerance, max_nodes=max_nodes)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -106,10 +98,7 @@ class IntegratedGradients(PairMethod):
                 "document_sum": float(columns.sum()),
                 "f(a, r_b)": float(pairing.scores(asked.embedding, path.reference[None], 1)[0]),
                 "f(r_a, b)": float(pairing.scores(asked.reference, path.embedding[None], 1)[0]),
-                "query_nodes": asked.nodes,
-                "document_nodes": path.nodes,
-                "query_error": asked.error,
-                "document_error": path.error,
+                **quadrature(asked.nodes, path.nodes, asked.error, path.error),
             }
             more = {"references": references, "error": max(asked.error, path.error)}
             pairs = torch.outer(rows[index], columns)
@@ -122,10 +111,8 @@ class Random(PairMethod):
 
     name = "random"
 
-    def __init__(
-        self, scorer: Scorer, layer: int | None = None, *, seed: int = 0, max_bytes: int | None = None
-    ) -> None:
-        super().__init__(scorer, layer, max_bytes=max_bytes)
+    def __init__(self, scorer: Scorer, layer: int | None = None, *, seed: int = 0) -> None:
+        super().__init__(scorer, layer)
         self.seed = seed
 
     @property

@@ -27,23 +27,14 @@ from rag_explain.scorers.base import Scorer
 class BiLRP(FrozenMethod):
     """`bilrp`: exact second-order LRP. The rest is computed from the biases, so the sum is a check that can fail.
 
-    Args:
-        rules: the rules of the BiLRP papers (default), or AttnLRP's.
-        max_bytes: bytes that the tangents in flight may take.
+    `rules` are those of the BiLRP papers (default), or AttnLRP's.
     """
 
     name = "bilrp"
     computes_rest = True
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        layer: int | None = None,
-        *,
-        rules: Literal["lrp", "attnlrp"] = "lrp",
-        max_bytes: int | None = None,
-    ) -> None:
-        super().__init__(scorer, layer, max_bytes=max_bytes)
+    def __init__(self, scorer: Scorer, layer: int | None = None, *, rules: Literal["lrp", "attnlrp"] = "lrp") -> None:
+        super().__init__(scorer, layer)
         known = {"lrp": LRP, "attnlrp": ATTN_LRP}
         if rules not in known:
             raise InvalidInput(f"rules must be one of {', '.join(known)}, not {rules!r}")

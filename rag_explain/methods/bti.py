@@ -10,9 +10,8 @@
 6. The score of a matched pair is cosine * saliency * saliency. MeanShift clusters the scores, and the pairs of the top
    clusters are the explanation.
 
-Two backward passes, and nothing adds up to anything: the scores rank pairs of words. How many clusters to show is not
-fixed by the method: `clusters` is 2 here. The paper's ablations are `saliency="gradient"` (ReLU(dC/dE) alone),
-`saliency="activation"` (ReLU(E) alone) and `layer=` the number of blocks (the last layer's output in place of E).
+The scores rank pairs of words and add up to nothing. The paper's ablations are `saliency="gradient"` (ReLU(dC/dE)
+alone), `saliency="activation"` (ReLU(E) alone) and `layer=` the number of blocks (the last layer's output for E).
 """
 
 from __future__ import annotations
@@ -43,23 +42,15 @@ Saliency = Literal["product", "gradient", "activation"]
 class BTI(PairMethod):
     """`bti`: the most salient pairs of words that are each other's like.
 
-    Args:
-        saliency: what makes a token salient: E * dC/dE, dC/dE or E.
-        clusters: how many of the top clusters of pair scores to keep; None: all matched pairs.
+    `saliency` is what makes a token salient, `clusters` how many of the top clusters to keep; None: all matched pairs.
     """
 
     name = "bti"
 
     def __init__(
-        self,
-        scorer: Scorer,
-        layer: int | None = None,
-        *,
-        saliency: Saliency = "product",
-        clusters: int | None = 2,
-        max_bytes: int | None = None,
+        self, scorer: Scorer, layer: int | None = None, *, saliency: Saliency = "product", clusters: int | None = 2
     ) -> None:
-        super().__init__(scorer, layer, max_bytes=max_bytes)
+        super().__init__(scorer, layer)
         if saliency not in get_args(Saliency):
             raise InvalidInput(f"saliency must be one of {', '.join(get_args(Saliency))}, not {saliency!r}")
         if clusters is not None and clusters < 1:
@@ -91,7 +82,9 @@ class BTI(PairMethod):
             answer = right.pull(cotangent[None])[0, index]
             one = self._words(query, 0, left.hidden[0], asked)
             other = self._words(documents, index, right.hidden[index], answer)
-            matrix, cosines = self._match(one, other)
+            cosines = _cosines(one.vectors, other.vectors)
+            table = top_clusters(pair_scores(cosines, one.saliency, other.saliency), self.clusters)
+            matrix = np.pad(table, ((0, 1), (0, 1)))  # no rest
             units = {"query_tokens": one.tokens, "document_tokens": other.tokens, "unit": "word"}
             more = {"references": {"cosine": cosine}, "similarities": cosines, **units}
             result.append(explained(query.side(0), documents.side(index), matrix, float(scores[index]), **more))
@@ -99,30 +92,26 @@ class BTI(PairMethod):
 
     def _freeze(self, batch: Batch) -> tuple[AffineMap, Tensor]:
         """The encoder's derivative from E to F, and the encoder's own embeddings (D, e)."""
-        words = torch.zeros_like(batch.features["attention_mask"], dtype=self.encoder.dtype)
-        for index, tokens in enumerate(batch.tokens):
-            kept = [token.part == "text" for token in tokens]
-            words[index, batch.positions(index)] = words.new_tensor(kept)
+        words = batch.words().to(self.encoder.dtype)
         shares = words / words.sum(dim=1, keepdim=True).clamp_min(1)
         return freeze(self.encoder, batch, self.layer, JACOBIAN, shares=shares)
 
-    def _words(self, batch: Batch, index: int, vectors: Tensor, gradient: Tensor) -> Words:
+    def _words(self, batch: Batch, index: int, hidden: Tensor, gradient: Tensor) -> Words:
+        """From tokens to words. The saliency is scaled to [0, 1] over the text's tokens before they are joined."""
+        tokens, text = batch.tokens[index], batch.passages[index].text
+        words, owners = text_units(tokens, text, "word", truncated=batch.truncated[index])
+        if not words:
+            raise InvalidInput("the text has no words to explain: give a text that is not empty")
         here = batch.positions(index)
-        vectors, gradient = vectors[here], gradient[here]
-        kinds = {"product": vectors * gradient, "gradient": gradient, "activation": vectors}
-        return to_words(
-            batch.tokens[index],
-            batch.passages[index].text,
-            to_numpy(vectors),
-            to_numpy(kinds[self.saliency].relu().sum(dim=-1)),
-            truncated=batch.truncated[index],
-        )
-
-    def _match(self, one: Words, other: Words) -> tuple[Array, Array]:
-        """The matrix of matched words, with an empty row and column for the rest, and the cosines of all words."""
-        cosines = _cosines(one.vectors, other.vectors)
-        table = top_clusters(pair_scores(cosines, one.saliency, other.saliency), self.clusters)
-        return np.pad(table, ((0, 1), (0, 1))), cosines
+        hidden, gradient = hidden[here], gradient[here]
+        kinds = {"product": hidden * gradient, "gradient": gradient, "activation": hidden}
+        vectors, saliency = to_numpy(hidden), to_numpy(kinds[self.saliency].relu().sum(dim=-1))
+        inside = np.array([token.part == "text" for token in tokens])
+        low, high = saliency[inside].min(), saliency[inside].max()
+        scaled = (saliency - low) / (high - low) if high > low else np.ones_like(saliency)
+        members = [owners == word for word in range(len(words))]
+        means = np.stack([vectors[member].mean(axis=0) for member in members])
+        return Words(words, means, np.array([scaled[member].max() for member in members], dtype=np.float32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,22 +121,6 @@ class Words:
     tokens: tuple[Token, ...]
     vectors: Array
     saliency: Array
-
-
-def to_words(tokens: tuple[Token, ...], text: str, vectors: Array, saliency: Array, *, truncated: bool) -> Words:
-    """From tokens to words. The saliency is scaled to [0, 1] over the tokens of the text, before they are joined."""
-    words, owners = text_units(tokens, text, "word", truncated=truncated)
-    if not words:
-        raise InvalidInput("the text has no words to explain: give a text that is not empty")
-    inside = np.array([token.part == "text" for token in tokens])
-    low, high = saliency[inside].min(), saliency[inside].max()
-    scaled = (saliency - low) / (high - low) if high > low else np.ones_like(saliency)
-    members = [owners == word for word in range(len(words))]
-    return Words(
-        words,
-        np.stack([vectors[member].mean(axis=0) for member in members]),
-        np.array([scaled[member].max() for member in members], dtype=np.float32),
-    )
 
 
 def pair_scores(cosines: Array, left: Array, right: Array) -> Array:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import statistics
+import timeit
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,12 +14,9 @@ from rag_explain.encoder.model import Encoder
 from rag_explain.errors import CheckFailed, RagExplainError
 from rag_explain.linear import JACOBIAN, LRP
 from rag_explain.methods.base import to_numpy
-from rag_explain.methods.frozen import freeze
+from rag_explain.methods.frozen import FrozenMethod, freeze
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE, Finding, tolerance
-
-if TYPE_CHECKING:
-    from rag_explain.methods.frozen import FrozenMethod
 
 _TEXT = "The quick brown fox jumps over the lazy dog, and nobody can say why it was found."
 _DIMENSIONS = 8  # that push is compared with pull, and the derivative with autograd
@@ -111,11 +108,6 @@ def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def _seconds(run: Callable[[], object], repeats: int = 5) -> float:
+def _seconds(run: Callable[[], object]) -> float:
     run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[repeats // 2]
+    return statistics.median(timeit.repeat(run, number=1, repeat=5))

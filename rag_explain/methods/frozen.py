@@ -18,13 +18,7 @@ from rag_explain.texts.tokens import Unit
 
 
 def freeze(
-    encoder: Encoder,
-    batch: Batch,
-    layer: int,
-    rules: Rules,
-    *,
-    at: Tensor | None = None,
-    shares: Tensor | None = None,
+    encoder: Encoder, batch: Batch, layer: int, rules: Rules, *, at: Tensor | None = None, shares: Tensor | None = None
 ) -> tuple[AffineMap, Tensor]:
     """The affine map that the encoder is at these texts, from block `layer`'s input to its output; and (D, e) the
     embeddings.
@@ -61,29 +55,16 @@ class FrozenMethod(EncoderMethod):
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
         frozen, embeddings = freeze(self.encoder, batch, self.layer, self.rules)
-        if unit == "token":
-            found, rest = frozen.rows(self.max_bytes)
-            units, rows = list(batch.tokens), batch.unpad(found)
-        else:
-            units, groups = batch.groups(unit)
-            found, rest = frozen.rows(self.max_bytes, groups=groups)
-            rows = [found[index, : len(units[index])] for index in range(len(batch))]
+        units, groups = batch.groups(unit)
+        found, rest = frozen.rows(self.max_bytes, groups=groups)
+        rows = batch.unpad(found) if groups is None else [found[index, : len(own)] for index, own in enumerate(units)]
         norms = self.encoder.norms(embeddings)
-        return [
-            self.build(
-                batch,
-                index,
-                rows=own.to(embedding.dtype),
-                rest=bias.to(embedding.dtype) if self.computes_rest else embedding - own.sum(dim=0),
-                embedding=embedding,
-                norm=norm,
-                tokens=tokens,
-                unit=unit,
-            )
-            for index, (tokens, own, bias, embedding, norm) in enumerate(
-                zip(units, rows, rest, embeddings, norms, strict=True)
-            )
-        ]
+        result = []
+        for index, (tokens, own, embedding) in enumerate(zip(units, rows, embeddings, strict=True)):
+            bias = rest[index].to(embedding) if self.computes_rest else embedding - own.sum(dim=0)
+            ends = {"rest": bias, "embedding": embedding, "norm": norms[index]}
+            result.append(self.build(batch, index, rows=own.to(embedding), **ends, tokens=tokens, unit=unit))
+        return result
 
     def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
         """Pull the query's rows and rest through each document: n_q + 1 cotangents, whatever the document's length."""

@@ -1,10 +1,10 @@
-"""The straight line from a reference to a text, and the integral of the encoder's Jacobian along it."""
+"""The straight line from a reference to a text, and the Gauss-Legendre sum of the encoder's Jacobian along it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,52 +20,31 @@ from rag_explain.methods.frozen import freeze
 _POSITIONS = 2048
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class IntegrationPath:
-    """The straight line from a reference to a text at one block's input, and the encoder along it.
+    """The straight line from the reference of the one text in `batch` to the text, at the input of block `layer`.
 
     Attributes:
         start, change: (n, h) the reference's hidden state r, and a - r.
         embedding, reference: (e,) e(a) and e(r), normalised when `normalises`.
         spreads: whether one text's mask and positions serve a batch of nodes.
         nodes, error: how many nodes the integral takes, and the relative error that is left.
+        kept: the encoder's Jacobian at all nodes, where that is small enough to keep.
     """
 
-    encoder: Encoder
-    batch: Batch
-    layer: int
-    normalises: bool
-    start: Tensor
-    change: Tensor
-    embedding: Tensor
-    reference: Tensor
-    spreads: bool
-    nodes: int = 0
-    error: float = 0.0
-    kept: tuple[tuple[AffineMap, Tensor], ...] = ()
+    def __init__(self, encoder: Encoder, batch: Batch, layer: int, *, normalises: bool, spreads: bool) -> None:
+        self.encoder, self.batch, self.layer = encoder, batch, layer
+        self.normalises, self.spreads = normalises, spreads
+        (text, self.start), (embedding, reference) = encoder.hidden(_with_reference(encoder, batch), layer)
+        self.change: Tensor = text - self.start
+        self.embedding: Tensor = _unit(embedding) if normalises else embedding
+        self.reference: Tensor = _unit(reference) if normalises else reference
+        self.nodes, self.error = 0, 0.0
+        self.kept: tuple[tuple[AffineMap, Tensor], ...] = ()
 
-    @classmethod
-    def between(cls, encoder: Encoder, batch: Batch, layer: int, *, normalises: bool, spreads: bool) -> IntegrationPath:
-        """From the reference of the one text in `batch` to the text."""
-        (text, start), (embedding, reference) = encoder.hidden(_with_reference(encoder, batch), layer)
-        if normalises:
-            embedding, reference = _unit(embedding), _unit(reference)
-        return cls(
-            encoder=encoder,
-            batch=batch,
-            layer=layer,
-            normalises=normalises,
-            start=start,
-            change=text - start,
-            embedding=embedding,
-            reference=reference,
-            spreads=spreads,
-        )
+    def choose_nodes(self, tolerance: float, largest: int, size: float) -> None:
+        """Take as many nodes as it takes for the integral along a - r to give e(a) - e(r): one tangent tells.
 
-    def with_nodes(self, tolerance: float, largest: int, size: float) -> IntegrationPath:
-        """The same path with as many nodes as it takes for the integral along a - r to give e(a) - e(r).
-
-        `size` is what errors are relative to.
+        `size` is what errors are relative to. The tolerance bounds the error of the sum, not of every single row.
         """
         wanted = self.embedding - self.reference
         tried: list[tuple[int, float]] = []
@@ -80,8 +59,10 @@ class IntegrationPath:
             error = float((total - wanted).norm()) / max(size, 1e-30)
             tried.append((nodes, error))
             if error <= tolerance or nodes == largest:
+                self.nodes, self.error = nodes, error
                 # Frozen encoders are large: only those of a short text, which are all in one batch, are kept.
-                return replace(self, nodes=nodes, error=error, kept=tuple(kept) if nodes <= self._step else ())
+                self.kept = tuple(kept) if nodes <= self._step else ()
+                return
 
     def maps(self) -> Iterable[tuple[AffineMap, Tensor]]:
         """The encoder's Jacobian at some of the nodes at a time (a batch of k), and their weights (k,)."""
@@ -97,7 +78,7 @@ class IntegrationPath:
         shares = torch.as_tensor(weights / 2).to(self.change)
         for alpha, share in zip(alphas.split(self._step), shares.split(self._step), strict=True):
             at = self.start + alpha[:, None, None] * self.change
-            batch = self.batch if self.spreads else copies(self.batch, len(alpha))
+            batch = self.batch if self.spreads else self.batch.select([0] * len(alpha))
             yield freeze(self.encoder, batch, self.layer, JACOBIAN, at=at)[0], share
 
     def rows(self, max_bytes: int, groups: Tensor | None = None) -> Tensor:
@@ -119,11 +100,8 @@ class IntegrationPath:
         total = block.new_zeros(len(block), len(self.change))
         for frozen, weights in self.maps():
             cotangents = self._project(frozen, block[:, None].expand(-1, len(weights), -1))
-            parts = []
-            for part in cotangents.split(frozen.chunk(max_bytes)):
-                source = frozen.pull(part)
-                parts.append(torch.einsum("cknh,nh,k->cn", source, self.change, weights))
-            total += torch.cat(parts)
+            parts = cotangents.split(frozen.chunk(max_bytes))
+            total += torch.cat([torch.einsum("cknh,nh,k->cn", frozen.pull(p), self.change, weights) for p in parts])
         return total
 
     def _project(self, frozen: AffineMap, vectors: Tensor) -> Tensor:
@@ -160,26 +138,7 @@ def _with_reference(encoder: Encoder, batch: Batch) -> Batch:
         name: torch.cat([batch.features.get(name, value), value]) if _is_row(value) else value
         for name, value in reference.items()
     }
-    return _repeated(batch, 2, features)
-
-
-def copies(batch: Batch, count: int) -> Batch:
-    """The one text of `batch`, `count` times."""
-    features = {
-        name: value.expand(count, *value.shape[1:]) if _is_row(value) else value
-        for name, value in batch.features.items()
-    }
-    return _repeated(batch, count, features)
-
-
-def _repeated(batch: Batch, count: int, features: dict[str, Any]) -> Batch:
-    return Batch(
-        passages=batch.passages * count,
-        role=batch.role,
-        tokens=batch.tokens * count,
-        truncated=batch.truncated * count,
-        features=features,
-    )
+    return replace(batch.select([0, 0]), features=features)
 
 
 def _is_row(value: Any) -> bool:

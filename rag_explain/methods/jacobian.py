@@ -10,14 +10,8 @@ token t owns gives rows[t], and e(r) is the rest. For two texts a and b the prod
     f(a, b) - f(a, r_b) - f(r_a, b) + f(r_a, r_b) = sum over pairs of  rows_a[i] . rows_b[j]
 
 `ij` takes the normalised embedding for e, so f is the cosine itself and the reference similarities on the left tell how
-much of the score the pairs cannot be: they are reported with every explanation. `ij-exact` explains the shifted encoder
-e(x) - e(r), whose reference embedding is zero: there nothing is left over. It integrates the embedding before
-normalisation and divides by the final norms afterwards. With the norm inside its path the pairs would not sum to the
-score: the direction of a zero embedding is not defined where the path begins.
-
-The integral is a Gauss-Legendre sum. The number of nodes is chosen per text with one tangent, a - r itself, whose
-integral must be e(a) - e(r): nodes are added until it is, to the tolerance. Then the tokens' tangents are pushed at
-those nodes. That the sum is right to the tolerance does not bound the error of every single row.
+much of the score the pairs cannot be. `ij-exact` explains the shifted encoder e(x) - e(r), whose reference embedding is
+zero, so that nothing is left over. It divides by the norms after the integral: a zero embedding has no direction.
 """
 
 from __future__ import annotations
@@ -37,7 +31,7 @@ from rag_explain.factors import Array, Factors
 from rag_explain.linear import JACOBIAN
 from rag_explain.methods.base import EncoderMethod, ExplainedPair, explained, to_numpy
 from rag_explain.methods.frozen import freeze
-from rag_explain.methods.integration_path import IntegrationPath, copies
+from rag_explain.methods.integration_path import IntegrationPath
 from rag_explain.results.notices import METHOD, OTHER_SCORE, Notice
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE, check_route
@@ -61,15 +55,9 @@ class JacobianMethod(EncoderMethod):
     normalises_in_path: ClassVar[bool]
 
     def __init__(
-        self,
-        scorer: Scorer,
-        layer: int | None = None,
-        *,
-        tolerance: float = 1e-3,
-        max_nodes: int = 128,
-        max_bytes: int | None = None,
+        self, scorer: Scorer, layer: int | None = None, *, tolerance: float = 1e-3, max_nodes: int = 128
     ) -> None:
-        super().__init__(scorer, layer, max_bytes=max_bytes)
+        super().__init__(scorer, layer)
         if not 0 < tolerance < 1:
             raise InvalidInput(f"tolerance must be between 0 and 1, not {tolerance}")
         if max_nodes < 1:
@@ -98,11 +86,11 @@ class JacobianMethod(EncoderMethod):
         return [self._cold(query, documents, index) for index in range(len(documents))]
 
     def path(self, batch: Batch, index: int) -> IntegrationPath:
-        """The way of text `index` from its reference, with the nodes that its integral needs."""
+        """The path of text `index` from its reference, with the nodes that its integral needs."""
         one = batch.select([index])
         normalises = self.normalises_in_path and self.encoder.is_cosine
-        path = IntegrationPath.between(self.encoder, one, self.layer, normalises=normalises, spreads=self._spreads)
-        path = path.with_nodes(self.tolerance, self.max_nodes, float(self.endpoints(path)[1].norm()))
+        path = IntegrationPath(self.encoder, one, self.layer, normalises=normalises, spreads=self._spreads)
+        path.choose_nodes(self.tolerance, self.max_nodes, float(self.endpoints(path)[1].norm()))
         if path.error > self.tolerance:
             _log.warning(
                 "%s reached a relative error of %.1e with %d nodes, not %.1e: raise max_nodes, or choose a later layer",
@@ -116,7 +104,7 @@ class JacobianMethod(EncoderMethod):
         batch = self.encoder.read([PROBE], "document")
         hidden, _ = self.encoder.hidden(batch, self.layer)
         at = torch.cat([hidden, hidden / 2])
-        _, copied = freeze(self.encoder, copies(batch, 2), self.layer, JACOBIAN, at=at)
+        _, copied = freeze(self.encoder, batch.select([0, 0]), self.layer, JACOBIAN, at=at)
         try:
             _, spread = freeze(self.encoder, batch, self.layer, JACOBIAN, at=at)
         except (RuntimeError, ValueError, IndexError):
@@ -130,20 +118,12 @@ class JacobianMethod(EncoderMethod):
     def _factor(self, batch: Batch, index: int, unit: Unit) -> Factors:
         path = self.path(batch, index)
         rest, embedding, norm = self.endpoints(path)
-        tokens, groups = batch.tokens[index], None
-        if unit != "token":
-            (tokens,), groups = path.batch.groups(unit)
+        (tokens,), groups = path.batch.groups(unit)
         rows = path.rows(self.max_bytes, groups)
+        own = path.batch.unpad(rows[None])[0] if groups is None else rows
+        cost = {"nodes": path.nodes}
         return self.build(
-            batch,
-            index,
-            rows=path.batch.unpad(rows[None])[0] if groups is None else rows,
-            rest=rest,
-            embedding=embedding,
-            norm=norm,
-            tokens=tokens,
-            unit=unit,
-            references={"nodes": path.nodes},
+            batch, index, rows=own, rest=rest, embedding=embedding, norm=norm, tokens=tokens, unit=unit, references=cost
         )
 
     def _cold(self, query: Factors, documents: Batch, index: int) -> ExplainedPair:
@@ -166,15 +146,15 @@ class JacobianMethod(EncoderMethod):
 
     def _trust(self, query: Factors, embedding: Array, rest: Array, nodes: int, error: float) -> dict[str, Any]:
         """The quadrature's cost and error, and the similarities that say how much of the score the pairs can be."""
-        references = {
-            "query_nodes": int((query.references or {}).get("nodes", 0)),
-            "document_nodes": nodes,
-            "query_error": query.error,
-            "document_error": error,
-            **self._similarities(query, embedding, rest),
-        }
+        similarities: dict[str, float] = {}
+        if self.normalises_in_path:
+            similarities = {
+                "f(a, r_b)": float(query.embedding @ rest),
+                "f(r_a, b)": float(query.rest @ embedding),
+                "f(r_a, r_b)": float(query.rest @ rest),
+            }
         notices: tuple[Notice, ...] = ()
-        large = max(references.get("f(a, r_b)", 0.0), references.get("f(r_a, b)", 0.0))
+        large = max(similarities.get("f(a, r_b)", 0.0), similarities.get("f(r_a, b)", 0.0))
         if large > TRUSTED_REFERENCE:
             note = (
                 f"a reference similarity is {large:.2f}: an empty text already scores that much, "
@@ -182,10 +162,15 @@ class JacobianMethod(EncoderMethod):
             )
             _log.info("%s: %s", self.name, note)  # not a warning: the notice travels with the result
             notices = (Notice(METHOD, note),)
+        asked = int((query.references or {}).get("nodes", 0))
+        references = {**quadrature(asked, nodes, query.error, error), **similarities}
         return {"references": references, "error": max(query.error, error), "notices": notices}
 
-    def _similarities(self, query: Factors, embedding: Array, rest: Array) -> dict[str, float]:
-        return {}
+
+def quadrature(query_nodes: int, document_nodes: int, query_error: float, document_error: float) -> dict[str, float]:
+    """What the integrals of both texts took, and the relative errors that are left, as `references` show them."""
+    nodes = {"query_nodes": query_nodes, "document_nodes": document_nodes}
+    return {**nodes, "query_error": query_error, "document_error": document_error}
 
 
 class IntegratedJacobians(JacobianMethod):
@@ -201,13 +186,6 @@ class IntegratedJacobians(JacobianMethod):
 
     def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
         return path.reference, path.embedding, path.embedding.new_ones(())
-
-    def _similarities(self, query: Factors, embedding: Array, rest: Array) -> dict[str, float]:
-        return {
-            "f(a, r_b)": float(query.embedding @ rest),
-            "f(r_a, b)": float(query.rest @ embedding),
-            "f(r_a, r_b)": float(query.rest @ rest),
-        }
 
 
 class ExactJacobians(JacobianMethod):

@@ -3,10 +3,8 @@
     embedding = sum_t  share_t * h_t      (mean pooling: share_t = 1 / n)
 
 so <embedding_q, embedding_d> is a sum over pairs of token vectors, exactly and at the cost of one forward pass. A Dense
-layer after the pooling is made linear as in BiLRP (activation ratios frozen), and its bias is the rest.
-
-What it does not say: a token's last vector has read the whole text, so a pair of vectors is not a pair of words. Under
-CLS or last-token pooling the sum has a single term, and the explanation is one cell.
+layer after the pooling is made linear as in BiLRP (activation ratios frozen), and its bias is the rest. A token's last
+vector has read the whole text: a pair of vectors is not a pair of words.
 """
 
 from __future__ import annotations

@@ -17,26 +17,13 @@ from rag_explain.methods.pooled import Pooled
 from rag_explain.scorers.base import Scorer
 
 GROUP = "rag_explain.methods"
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        BiLRP,
-        HessianProduct,
-        IntegratedJacobians,
-        ExactJacobians,
-        Pooled,
-        Alignment,
-        BTI,
-        TokenEmbeddings,
-        Gradient,
-        IntegratedGradients,
-        Random,
-    )
-}
+_EXPLAIN = (BiLRP, HessianProduct, IntegratedJacobians, ExactJacobians, Pooled, Alignment, BTI)
+_BASELINES = (TokenEmbeddings, Gradient, IntegratedGradients, Random)
+METHODS: dict[str, type[Method]] = {method.name: method for method in (*_EXPLAIN, *_BASELINES)}
 
 
 def find(name: str | type[Method]) -> type[Method]:
-    """The method called `name`: one of ours, or one that an installed package registers as an entry point.
+    """The method of this name: one of ours, or one that an installed package registers as an entry point.
 
     A class is its own method: a scorer may bring one along.
     """
@@ -60,8 +47,12 @@ def find(name: str | type[Method]) -> type[Method]:
 def make(name: str | type[Method] | None, scorer: Scorer, layer: int | None, options: dict[str, Any]) -> Method:
     """The method called `name`, bound to a scorer; one clear error for an unknown name or option."""
     method = find(scorer.methods[0] if name is None else name)
-    known = [option for option in inspect.signature(method).parameters if option not in ("scorer", "layer")]
+    own = [option for option in inspect.signature(method).parameters if option not in ("scorer", "layer", "max_bytes")]
     for option in options:
-        if option not in known:
-            raise InvalidInput(f"{method.name} has no option {option!r}; its options are: {', '.join(known) or 'none'}")
-    return method(scorer, layer, **options)
+        if option not in (*own, "max_bytes"):
+            known = ", ".join([*own, "max_bytes"])
+            raise InvalidInput(f"{method.name} has no option {option!r}; its options are: {known}")
+    bound = method(scorer, layer, **{option: options[option] for option in own if option in options})
+    if options.get("max_bytes") is not None:
+        bound.max_bytes = options["max_bytes"]
+    return bound

@@ -1,13 +1,11 @@
 """A similarity split by named slices of the embedding.
 
-A dot product is a sum over dimensions, so it is a sum over any partition of them: structured encoders train
-slices to mean something (S3BERT: negation, named entities, quantifiers; Opitz & Frank 2022), Matryoshka
-encoders order them by weight. With rows of either text restricted to a slice, the pairs of that slice are
+A dot product is a sum over dimensions, so it is a sum over any partition of them: structured encoders train slices to
+mean something (S3BERT; Opitz & Frank 2022), Matryoshka encoders order them by weight. The pairs of a slice s are
 
     pairs_s = rows_q[:, s] rows_d[:, s]^T / (norm_q norm_d),      and the sum over all slices s is pairs
 
-for every method whose matrix is a product of factors. The norms are those of the whole embeddings: a slice's score is
-its part of the whole score, not the cosine of the slices.
+The norms are those of the whole embeddings.
 """
 
 from __future__ import annotations

@@ -63,8 +63,6 @@ class Scorer(ABC):
         """(D, e): one vector per text, as an index holds them."""
         raise InvalidInput(f"{self.name} gives no vector per text: an index cannot be made of it")
 
-    # ------------------------------------------------------------------ for methods that look inside
-
     @property
     def encoder(self) -> Encoder:
         """The torch model whose embedding is taken apart."""
@@ -90,3 +88,28 @@ class Scorer(ABC):
     @property
     def _own_methods(self) -> str:
         return ", ".join(method if isinstance(method, str) else method.name for method in self.methods)
+
+
+class EncoderScorer(Scorer):
+    """A scorer that reads texts and computes by a torch model."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.name = encoder.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self._encoder.fingerprint
+
+    @property
+    def device(self) -> str:
+        return str(self._encoder.device)
+
+    def describe(self) -> dict[str, str]:
+        return {**super().describe(), **self._encoder.describe()}
+
+    def computing(self) -> AbstractContextManager[None]:
+        return self._encoder.computing()
+
+    def read(self, passages: Sequence[Passage], role: Role) -> Batch:
+        return self._encoder.read(passages, role)

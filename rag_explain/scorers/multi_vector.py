@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
 from rag_explain.errors import InvalidInput, UnsupportedModel
-from rag_explain.scorers.base import Scorer
+from rag_explain.scorers.base import EncoderScorer
 from rag_explain.texts.passage import Passage, as_passages
 from rag_explain.texts.tokens import Role
 
@@ -25,15 +24,14 @@ if TYPE_CHECKING:
 _MEASURES = {"maxsim": "MaxSim", "meanmaxsim": "mean MaxSim"}
 
 
-class MultiVector(Scorer):
+class MultiVector(EncoderScorer):
     """A sentence-transformers MultiVectorEncoder, with its own markers, query expansion, masks and projection."""
 
     methods = ("alignment",)
 
     def __init__(self, encoder: Encoder, model: MultiVectorEncoder) -> None:
-        self._encoder = encoder
+        super().__init__(encoder)
         self._model = model
-        self.name = encoder.name
         self.measure = _MEASURES[encoder.similarity]
 
     @property
@@ -41,23 +39,6 @@ class MultiVector(Scorer):
         raise InvalidInput(
             f"{self.name} gives one vector per token and no embedding of the whole text: use {self._own_methods}"
         )
-
-    @property
-    def fingerprint(self) -> str:
-        return self._encoder.fingerprint
-
-    @property
-    def device(self) -> str:
-        return str(self._encoder.device)
-
-    def describe(self) -> dict[str, str]:
-        return {**super().describe(), **self._encoder.describe()}
-
-    def computing(self) -> AbstractContextManager[None]:
-        return self._encoder.computing()
-
-    def read(self, passages: Sequence[Passage], role: Role) -> Batch:
-        return self._encoder.read(passages, role)
 
     def score(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:
         """MaxSim by the model's own `encode_query`, `encode_document` and `similarity`."""

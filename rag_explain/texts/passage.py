@@ -26,18 +26,12 @@ class Passage:
 
     @property
     def text(self) -> str:
-        """The caller's own text."""
         return self.string[self.start : self.end]
 
     @property
     def around(self) -> tuple[str, str]:
         """What the encoder read before and after the text."""
         return self.string[: self.start], self.string[self.end :]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the text is all that was embedded."""
-        return (self.start, self.end) == (0, len(self.string))
 
 
 def as_passage(text: str | Passage) -> Passage:
@@ -48,7 +42,6 @@ def as_passage(text: str | Passage) -> Passage:
 
 
 def as_passages(texts: Sequence[str | Passage]) -> tuple[Passage, ...]:
-    """Texts as passages, in the same order."""
     return tuple(map(as_passage, texts))
 
 

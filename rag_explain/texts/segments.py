@@ -6,7 +6,7 @@ WordPiece, BPE and SentencePiece give the same words.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import regex
@@ -39,7 +39,7 @@ _ABBREVIATIONS = regex.compile(
 )
 _LAST_WORD = regex.compile(r"[\p{L}\p{M}.]*$")
 _ITEM_NUMBER = regex.compile(r"(?:^|\n)[^\S\n]*\d+$")
-_NEXT = regex.compile(r"\s*(\p{Ll})?")
+_SMALL_LETTER = regex.compile(r"\s*\p{Ll}")
 
 
 def word_spans(text: str) -> list[Span]:
@@ -68,14 +68,9 @@ def group(tokens: Sequence[Span], spans: Sequence[Span], *, join: bool, clip: bo
 
     Returns the spans that hold at least one token, in order, and for each token the index of its span or -1.
     """
-    starts = [start for start, _ in spans]
-    touched: list[range] = []
-    for start, end in tokens:
-        first = max(0, bisect_right(starts, start) - 1)
-        if first < len(spans) and spans[first][1] <= start:
-            first += 1
-        last = bisect_right(starts, end - 1) - 1
-        touched.append(range(first, last + 1) if end > start else range(0))
+    starts, ends = [start for start, _ in spans], [end for _, end in spans]
+    # Spans do not overlap: those that end after the token begins, and begin before it ends.
+    touched = [range(bisect_right(ends, a), bisect_left(starts, b)) if a < b else range(0) for a, b in tokens]
     # With `join`, head[i] is the first of the spans that span i has grown together with.
     head = list(range(len(spans)))
     if join:
@@ -89,9 +84,9 @@ def group(tokens: Sequence[Span], spans: Sequence[Span], *, join: bool, clip: bo
         shared = [min(end, spans[i][1]) - max(start, spans[i][0]) for i in covered]
         best.append(head[covered[shared.index(max(shared))]] if shared else -1)
     kept = sorted(set(best) - {-1})
-    ends = {head[i]: spans[i][1] for i in range(len(spans))}
     number = {span: k for k, span in enumerate(kept)}
-    found = [(spans[i][0], ends[i]) for i in kept]
+    ends_of = dict(zip(head, ends, strict=True))  # the last of the spans that have grown together wins
+    found = [(starts[i], ends_of[i]) for i in kept]
     if clip and found:
         first = min(start for start, end in tokens if start < end)
         last = max(end for start, end in tokens if start < end)
@@ -102,15 +97,11 @@ def group(tokens: Sequence[Span], spans: Sequence[Span], *, join: bool, clip: bo
 def _is_abbreviation(text: str, start: int, end: int) -> bool:
     if text[start:end] != ".":
         return False
-    following = _NEXT.match(text, end)
-    if following is not None and following[1] is not None:
-        return True
     # No word is longer than this; looking back further would make long texts slow.
     before = text[max(0, start - 24) : start]
-    if _ITEM_NUMBER.search(before):
+    if _SMALL_LETTER.match(text, end) or _ITEM_NUMBER.search(before):
         return True
-    found = _LAST_WORD.search(before)
-    word = found[0] if found is not None else ""
+    word = _LAST_WORD.search(before)[0]
     return _ABBREVIATIONS.fullmatch(word) is not None or (len(word) == 1 and word != "I" and word.isupper())
 
 

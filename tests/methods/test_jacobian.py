@@ -231,6 +231,6 @@ def test_on_the_real_encoder_the_integral_is_reached(layer: int) -> None:
 def test_on_the_real_encoder_rows_follow_the_equation() -> None:
     explainer = Explainer("all-MiniLM-L6-v2", "ij", layer=5, tolerance=1e-4)
     rows, _ = rows_of(explainer.method, "a dog runs")  # type: ignore[arg-type]  # it is ij
-    model = SentenceTransformer(explainer.scorer.encoder._twin[0].auto_model.name_or_path, device="cpu")
+    model = SentenceTransformer(explainer.scorer.encoder.whole[0].auto_model.name_or_path, device="cpu")
     wanted = integrated_jacobian(model, "a dog runs", 5, normalise=True, nodes=12)
     assert (rows - wanted.rows).abs().max() < 1e-4
