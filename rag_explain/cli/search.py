@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
 def add_result_arguments(command: argparse.ArgumentParser) -> None:
     """-k, --explain, and how to show what was found."""
     command.add_argument("-k", type=int, default=3, help="how many documents (default 3)")
-    command.add_argument("--explain", type=int, default=True, metavar="N", help="explain only the first N")
+    command.add_argument("--explain", type=int, default=None, metavar="N", help="explain only the first N")
     add_output_arguments(command, top=3)
 
 

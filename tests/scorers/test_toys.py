@@ -41,7 +41,8 @@ def test_a_bag_of_vectors_is_kept_grouped_and_searched(tmp_path: Path) -> None:
     np.testing.assert_allclose(warm.matrix, cold.matrix, rtol=2e-3, atol=2e-3)  # rows are kept in half precision
     sentences = explainer.explain(QUERY, DOCUMENTS[0], unit="sentence")
     assert [token.text for token in sentences.document_tokens] == ["The cat sat on the mat.", "Dogs bark."]
-    np.testing.assert_allclose(sentences.matrix, cold.by_sentence().matrix, atol=1e-4)
+    # Cold, or built and kept in half precision: which of the two depends on what cold looks have cost so far.
+    np.testing.assert_allclose(sentences.matrix, cold.by_sentence().matrix, atol=2e-2)
     hits = FaissRetriever.from_texts(DOCUMENTS, explainer).search(QUERY, k=3)
     order = np.argsort(-BagOfVectors().score(QUERY, DOCUMENTS))
     assert [hit.text for hit in hits] == [DOCUMENTS[index] for index in order]
