@@ -127,14 +127,14 @@ class Encoder:
         """(D, e): what `encode_query` or `encode_document` gives."""
         if not texts:
             return np.zeros((0, 0), np.float32)
-        found: list[Tensor] = [torch.empty(0)] * len(texts)
+        found: dict[int, Tensor] = {}
         with torch.inference_mode():
             for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
                 batch = self.read(texts[first : first + _EMBEDDED_AT_ONCE], role)
                 for bucket in batch.buckets(_EMBEDDED_TOKENS):
-                    for index, embedding in zip(bucket, self.run(batch.select(bucket)), strict=True):
-                        found[first + index] = embedding
-            return self.vectors(torch.stack(found))
+                    places = [first + index for index in bucket]
+                    found.update(zip(places, self.run(batch.select(bucket)), strict=True))
+            return self.vectors(torch.stack([found[index] for index in range(len(texts))]))
 
     def vectors(self, embeddings: Tensor) -> NDArray[np.float32]:
         """(D, e): embeddings as `encode_query` and `encode_document` return them."""

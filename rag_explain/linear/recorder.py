@@ -106,9 +106,8 @@ class Recorder(Tape):
                 step.info.handler(self, step.out, **step.info.bind(step.args, step.kwargs))
             except Unfollowable as error:
                 reason = error.reason or f"there is no rule for the operation {step.info.func.overloadpacket}"
-                for value in values((step.out,)):
-                    if value.is_floating_point():
-                        self.refuse(value, reason, is_statistic=error.is_statistic)
+                for value in filter(Tensor.is_floating_point, values((step.out,))):
+                    self.refuse(value, reason, is_statistic=error.is_statistic)
 
     # ------------------------------------------------------------------ for handlers
 

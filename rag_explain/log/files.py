@@ -142,13 +142,14 @@ class Folder:
         if not self.path.exists():
             raise LogError(f"there is no log at {self.path}")
         sealed, current = self._snapshot() if self.path.is_dir() else ([], _opened(self.path))
+        if since is not None:
+            sealed = [path for path in sealed if path.name >= since.strftime(_SEALED_AT)]
         with current:
             for path in sealed:
-                if since is None or path.name >= since.strftime(_SEALED_AT):
-                    # The compressed file is there before the plain one goes: a third look finds what was compressed
-                    # after the first. Retention may have deleted both.
-                    with _opened(_packed(path), path, _packed(path)) as file:
-                        yield from _complete(file)
+                # The compressed file is there before the plain one goes: a third look finds what was compressed after
+                # the first. Retention may have deleted both.
+                with _opened(_packed(path), path, _packed(path)) as file:
+                    yield from _complete(file)
             yield from _complete(current)
 
     def _snapshot(self) -> tuple[list[Path], io.BufferedIOBase]:

@@ -128,21 +128,25 @@ class Store(AbstractContextManager["Store"]):
         """Keep these factors in every tier, and hand them back as they will be served from now on."""
         placed: dict[bytes, Placed] = {}
         for batch in chunks(new, _BATCH):
-            rows = []
+            rows: list[Row] = []
             for one in batch:
-                factors = one.factors
                 owners = tuple(map(owner, one.ids))
-                if self._tiers:
-                    try:
-                        row = Row(one.key, encode(one.key, factors, self.precision), owners)
-                        factors = decode(row.key, row.data)
-                        rows.append(row)
-                    except StoreError as error:
-                        self._warn("encode", str(error))
+                factors = self._as_kept(one, owners, rows) if self._tiers else one.factors
                 placed[one.key] = self._memory.put(one.key, factors, device=device, owners=owners)
             for tier in self._tiers:
                 self._keep(tier, rows)
         return placed
+
+    def _as_kept(self, new: NewFactors, owners: tuple[bytes, ...], rows: list[Row]) -> Factors:
+        """The factors as they will be read back, with their row added to `rows`; unchanged where they cannot be kept."""
+        try:
+            row = Row(new.key, encode(new.key, new.factors, self.precision), owners)
+            factors = decode(row.key, row.data)
+        except StoreError as error:
+            self._warn("encode", str(error))
+            return new.factors
+        rows.append(row)
+        return factors
 
     def build(
         self, keys: Sequence[bytes], compute: Callable[[list[bytes]], Sequence[NewFactors]], device: str = "cpu"
