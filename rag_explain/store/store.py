@@ -138,7 +138,7 @@ class Store(AbstractContextManager["Store"]):
         return placed
 
     def _as_kept(self, new: NewFactors, owners: tuple[bytes, ...], rows: list[Row]) -> Factors:
-        """The factors as they will be read back, with their row added to `rows`; unchanged where they cannot be kept."""
+        """The factors as they will be read back, their row added to `rows`; unchanged where they cannot be kept."""
         try:
             row = Row(new.key, encode(new.key, new.factors, self.precision), owners)
             factors = decode(row.key, row.data)
