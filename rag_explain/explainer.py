@@ -26,7 +26,7 @@ from rag_explain.results.comparison import Compared, Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.grouping import summed
-from rag_explain.results.notices import merged
+from rag_explain.results.notices import merged, truncation
 from rag_explain.scorers import Scorer, resolve
 from rag_explain.store import Store
 from rag_explain.texts.passage import Passage, as_passage, as_passages
@@ -173,8 +173,8 @@ class Explainer:
 
     def _compared(self, query: str, document: str | Passage, choice: str | type | Mapping[str, Any]) -> Compared:
         options: dict[str, Any] = dict(choice) if isinstance(choice, Mapping) else {"method": choice}
-        shown = {**options, "method": getattr(options["method"], "name", options["method"])}
-        label = " ".join(str(value) if key == "method" else f"{key}={value}" for key, value in shown.items())
+        named = {key: getattr(value, "name", value) for key, value in options.items()}
+        label = " ".join(str(value) if key == "method" else f"{key}={value}" for key, value in named.items())
         start = time.perf_counter()
         try:
             with Explainer(self.scorer, **options) as other:
@@ -300,7 +300,7 @@ def _by_unit(pair: ExplainedPair, passage: Passage, unit: Unit) -> ExplainedPair
         return pair
     query, rows = _text_only(pair.query_tokens)
     if pair.unit == "token":
-        cut = any(notice.side == "document" for notice in pair.notices)
+        cut = truncation("document") in pair.notices
         document, columns = text_units(pair.document_tokens, passage.text, unit, truncated=cut)
     else:
         document, columns = _text_only(pair.document_tokens)

@@ -192,6 +192,38 @@ def test_threads_build_each_document_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert sorted(built) == sorted(texts)
 
 
+@pytest.mark.parametrize("memory_bytes", [0, 3000])
+def test_threads_share_what_one_of_them_built_where_nothing_is_kept(
+    memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    wanted: list[bytes] = []
+    all_want = threading.Event()
+    with Store(memory_bytes=memory_bytes) as store, Explainer(tiny("bert"), store=store) as explainer:
+        factor, hold = explainer.method.factor, store._building.hold
+
+        def counted(batch, unit):
+            if batch.role == "document":
+                assert all_want.wait(300)
+                built.extend(passage.text for passage in batch.passages)
+            return factor(batch, unit)
+
+        def heard(keys):
+            wanted.extend(keys)
+            if len(wanted) == 12:
+                all_want.set()
+            return hold(keys)
+
+        monkeypatch.setattr(explainer.method, "factor", counted)
+        monkeypatch.setattr(store._building, "hold", heard)
+        threads = [threading.Thread(target=explainer.explain_many, args=(LONG, ["moon", "cat"])) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(built) < len(wanted) == 12  # those that waited took the result, though the store kept nothing
+
+
 def test_a_store_that_was_given_open_stays_open(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         with Explainer(tiny("bert"), store=store) as explainer:

@@ -28,6 +28,7 @@ _LOGGER = logging.getLogger("rag_explain.log")
 _SEALED_AT = "log-%Y%m%dT%H%M%S.%fZ"  # how the name of a sealed file begins: names sort by time
 _LOCK_SECONDS = 30.0
 _LOCK_POLL_SECONDS = 0.005
+_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)  # of a compressed file
 
 
 class Folder:
@@ -83,7 +84,10 @@ class Folder:
             return size + coming > self.max_bytes
         with self.current.open("rb") as file:
             first = next((line for line in _complete(file) if whole(line)), None)
-        return first is not None and datetime.now(UTC) - summary(first).time > self.max_age
+        try:
+            return first is not None and datetime.now(UTC) - summary(first).time > self.max_age
+        except FormatError:  # another version wrote it: its records stay in a file of their own
+            return True
 
     def _seal(self) -> None:
         """Rename the growing file and compress it; a crash in between leaves a readable file."""
@@ -182,7 +186,10 @@ def _private(path: str, flags: int) -> int:
 def _rewrite(path: Path, change: Callable[[bytes], bytes | None]) -> int:
     """How many records changed. Pieces of killed writes go too, since what was to be erased may stand in one."""
     with _opened(path) as file:
-        lines = file.readlines()
+        try:
+            lines = file.readlines()
+        except _DAMAGE as error:
+            raise FormatError(f"{path.name} of the log is damaged and cannot be rewritten: {error}") from error
     old = [line[:-1] for line in lines if line.endswith(b"\n") and whole(line[:-1])]
     new = [change(line) for line in old]
     kept = [line + b"\n" for line in new if line is not None]
@@ -218,7 +225,7 @@ def _complete(file: io.BufferedIOBase) -> Iterator[bytes]:
         for line in file:
             if line.endswith(b"\n") and len(line) > 1:
                 yield line[:-1]
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise FormatError(f"a sealed file of the log is damaged: {error}") from error
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -27,6 +28,7 @@ ExplainerSource: TypeAlias = (
 
 _shared: WeakKeyDictionary[object, ReferenceType[Explainer]] = WeakKeyDictionary()
 _lock = threading.Lock()
+_DEPTH = 4  # the holder itself, what it keeps, and two steps further
 
 
 def explainer_of(source: ExplainerSource) -> Explainer:
@@ -56,14 +58,25 @@ def held_model(*holders: object) -> SentenceTransformer | None:
     """The SentenceTransformer that one of these is, or holds in an attribute, so that the user need not name it again.
 
     Frameworks and people's own classes call the attribute `client`, `_client`, `_model` and so on: the class of its
-    value decides, and no name can go out of date. None where there is none, or more than one.
+    value decides, and no name can go out of date. An object around such a holder is looked into too. None where there
+    is none, or more than one at the same depth.
     """
     module = sys.modules.get("sentence_transformers")
     if module is None:  # a model cannot be held before its library is loaded
         return None
-    values = list(holders)
-    for holder in holders:
-        values += getattr(holder, "__dict__", {}).values()
-        values += (getattr(holder, "__pydantic_private__", None) or {}).values()
-    found = {id(value): value for value in values if isinstance(value, module.SentenceTransformer)}
-    return next(iter(found.values())) if len(found) == 1 else None
+    level = list(holders)
+    for _ in range(_DEPTH):
+        found = {id(value): value for value in level if isinstance(value, module.SentenceTransformer)}
+        if found:
+            return next(iter(found.values())) if len(found) == 1 else None
+        level = [value for holder in level for value in _attributes(holder)]
+    return None
+
+
+def _attributes(holder: object) -> list[object]:
+    """What an object keeps in itself: of plain data, classes and modules nothing."""
+    if isinstance(holder, (type, ModuleType, str, bytes, int, float, list, tuple, dict, set)):
+        return []
+    slots = [getattr(holder, name, None) for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ())]
+    private = getattr(holder, "__pydantic_private__", None) or {}
+    return [*getattr(holder, "__dict__", {}).values(), *private.values(), *slots]

@@ -149,20 +149,28 @@ def to_device(block: torch.Tensor, device: str) -> torch.Tensor:
     return block.to(device)
 
 
-class KeyLocks:
-    """One lock per key: what several threads want is computed by one of them while the others wait."""
+class Build:
+    """One key that threads want built: the lock of the one that builds it, and what it built, for those that wait."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.result: Any = None
+
+
+class Builds:
+    """What several threads want built is built by one of them, and the others take its result."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._locks: WeakValueDictionary[bytes, threading.Lock] = WeakValueDictionary()
+        self._builds: WeakValueDictionary[bytes, Build] = WeakValueDictionary()  # as long as a thread wants the key
 
     @contextmanager
-    def hold(self, keys: Iterable[bytes]) -> Iterator[None]:
-        """Until the end of the block no other thread holds one of these keys."""
+    def hold(self, keys: Iterable[bytes]) -> Iterator[dict[bytes, Build]]:
+        """Until the end of the block no other thread builds one of these keys."""
         with self._guard:
             # In the same order in every thread: two threads never wait for each other.
-            locks = [self._locks.setdefault(key, threading.Lock()) for key in sorted(set(keys))]
+            builds = {key: self._builds.setdefault(key, Build()) for key in sorted(set(keys))}
         with ExitStack() as held:
-            for lock in locks:
-                held.enter_context(lock)
-            yield
+            for build in builds.values():
+                held.enter_context(build.lock)
+            yield builds

@@ -19,7 +19,7 @@ from rag_explain.factors import Factors
 from rag_explain.pairing import Placed
 from rag_explain.store.codec import Precision, decode, encode
 from rag_explain.store.disk import DEFAULT_DISK_BYTES, Disk
-from rag_explain.store.memory import DEFAULT_MEMORY_BYTES, KeyLocks, Memory
+from rag_explain.store.memory import DEFAULT_MEMORY_BYTES, Builds, Memory
 from rag_explain.store.remote import Bucket, Objects, Remote
 from rag_explain.store.tier import Row, Tier, chunks, owner
 
@@ -77,7 +77,7 @@ class Store(AbstractContextManager["Store"]):
         # For the key. Factors that go to disk are served as the disk keeps them, from the first time on.
         self.precision: Precision = precision if self._tiers else "fp32"
         self._warned: set[str] = set()  # kinds of trouble
-        self._building = KeyLocks()
+        self._building = Builds()
         self._gate = threading.Lock()  # nothing with an owner is kept while a document is being forgotten
         self._own_epoch = 0
         self._disk_epoch: object = None  # as it was read last
@@ -155,8 +155,10 @@ class Store(AbstractContextManager["Store"]):
 
         When another thread's computation fails, its keys are computed here: its error is its own.
         """
-        with self._building.hold(keys):
-            ready = self.get(keys, device)  # another thread may have built them after this thread missed them
+        with self._building.hold(keys) as builds:
+            # Another thread may have built them while this one waited.
+            ready: dict[bytes, KeptFactors] = {key: one.result for key, one in builds.items() if one.result is not None}
+            ready |= self.get([key for key in builds if key not in ready], device)
             missing = [key for key in dict.fromkeys(keys) if key not in ready]
             if not missing:
                 return ready
@@ -165,9 +167,11 @@ class Store(AbstractContextManager["Store"]):
             with self._gate:
                 # When a document was forgotten during the computation, it may be one of these: served, and not kept.
                 barred = {one.key for one in new if one.ids} if self._epoch() != epoch else set()
-                kept = self.put([one for one in new if one.key not in barred], device)
-        kept |= {one.key: Memory(0).put(one.key, one.factors, device=device) for one in new if one.key in barred}
-        return ready | {key: KeptFactors(placed, "built") for key, placed in kept.items()}
+                placed = self.put([one for one in new if one.key not in barred], device)
+            placed |= {one.key: Memory(0).put(one.key, one.factors, device=device) for one in new if one.key in barred}
+            for key, one in placed.items():
+                builds[key].result = ready[key] = KeptFactors(one, "built")
+        return ready
 
     def link(self, documents: Sequence[tuple[bytes, Sequence[str]]]) -> None:
         """Let documents own factors that are kept already, so that forgetting the document erases them."""

@@ -293,3 +293,24 @@ def test_kill_9_loses_no_acknowledged_record_and_leaves_no_torn_one(tmp_path):
     assert len(read) == len(set(read))
     for line in Folder(tmp_path).lines():
         assert whole(line) or not line.endswith(b"}")
+
+
+def test_erasing_from_a_damaged_sealed_file_is_refused_in_words(tmp_path):
+    folder = Folder(tmp_path, max_bytes=1)
+    for line in made(2):
+        folder.append([line])
+    (sealed,) = tmp_path.glob("log-*.jsonl.gz")
+    os.truncate(sealed, sealed.stat().st_size - 12)
+    with pytest.raises(FormatError, match="damaged and cannot be rewritten"):
+        folder.rewrite(lambda line: None)
+
+
+def test_records_of_another_version_stay_in_a_file_of_their_own(tmp_path, monkeypatch):
+    (line,) = made(1)
+    monkeypatch.setattr("rag_explain.log.record.VERSION", 1)
+    (old,) = made(1)
+    monkeypatch.undo()
+    folder = Folder(tmp_path)
+    folder.append([old])
+    folder.append([line])
+    assert folder.current.read_bytes() == line + b"\n"

@@ -23,6 +23,11 @@ def test_ranks_are_correlated_as_spearman_did() -> None:
     assert math.isnan(rank_correlation(left, right[:-1]))
 
 
+def test_options_without_a_method_are_those_of_the_default_one() -> None:
+    (row,) = Explainer(tiny("bert")).compare(QUERY, DOCUMENT, [{"layer": 1}]).rows
+    assert (row.method, row.reason) == ("layer=1", None)
+
+
 def test_methods_stand_side_by_side() -> None:
     explainer = Explainer(tiny("bert"))
     choices = ["bilrp", {"method": "ij", "layer": 2}, "random", "bti"]

@@ -85,3 +85,21 @@ def test_the_model_is_found_inside_what_holds_it_whatever_the_attribute_is_calle
     for holder in (None, SimpleNamespace(client="https://remote"), object(), {"client": model}):
         assert held_model(holder) is None
     assert held_model(SimpleNamespace(query=model, document=tiny(dtype=torch.float32))) is None  # which one?
+
+
+class Slotted:
+    """Keeps its model without a dictionary."""
+
+    __slots__ = ("model",)
+
+    def __init__(self, model: object) -> None:
+        self.model = model
+
+
+def test_a_model_is_found_inside_an_object_around_its_holder() -> None:
+    model = tiny(dtype=torch.float32)
+    inner = SimpleNamespace(_client=model, name="plain data is not looked into")
+    assert held_model(SimpleNamespace(embeddings=inner)) is model
+    assert held_model(SimpleNamespace(underlying=SimpleNamespace(embeddings=inner))) is model
+    assert held_model(Slotted(model)) is model
+    assert held_model(SimpleNamespace(text="no model", others=[model])) is None
