@@ -66,7 +66,7 @@ class Case:
 
     def batch(self, text: str, tokens: int, role: str = "document") -> Batch:
         """The text, repeated or cut until it has this many tokens."""
-        self.encoder._twin.max_seq_length = tokens
+        self.encoder.whole.max_seq_length = tokens
         return self.encoder.read([" ".join([text] * (1 + tokens // 20))], role)
 
 
@@ -255,7 +255,7 @@ def compare_batches(case: Case) -> dict[str, Any]:
     """Documents per second: one by one, padded to the longest, in buckets of like length."""
     words = DOCUMENT.split()
     texts = [" ".join(words[: 6 + 7 * (i % 12)]) for i in range(48)]
-    case.encoder._twin.max_seq_length = 128
+    case.encoder.whole.max_seq_length = 128
     explainer = Explainer(case.model)
     batch = case.encoder.read(texts, "document")
     (half,) = explainer.method.factor(case.encoder.read([QUERY], "query"), "token")

@@ -47,7 +47,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, name = load(options.model, "cpu")
     assert isinstance(model, SentenceTransformer)
-    blocks = Explainer(model, "ij").encoder.n_blocks
+    blocks = Explainer(model, "ij").scorer.encoder.n_blocks
     rows = []
     for layer in (blocks - 1, 0):
         explainer = Explainer(model, "ij", layer=layer)
@@ -55,7 +55,7 @@ def main() -> None:
         ours, walls = [], []
         for _ in range(options.runs):
             explainer = Explainer(
-                explainer.scorer.encoder, "ij", layer=layer
+                explainer.scorer, "ij", layer=layer
             )  # knows neither the query nor the document
             wall, start = time.perf_counter(), time.process_time()
             explanation = explainer.explain(QUERY, DOCUMENT)

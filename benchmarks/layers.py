@@ -43,7 +43,7 @@ def main() -> None:
     model, name = load(options.model)
     assert isinstance(model, SentenceTransformer)
     pairs = read_pairs(options.data / "sts-dev.csv", options.pairs, options.words)
-    blocks = Explainer(model, "ij").encoder.n_blocks
+    blocks = Explainer(model, "ij").scorer.encoder.n_blocks
     runs = {f"ij, block {layer}": Explainer(model, "ij", layer=layer) for layer in range(blocks)}
     runs |= {"bilrp": Explainer(model, "bilrp"), "random": Explainer(model, "random")}
     areas: dict[str, list[float]] = {run: [] for run in runs}

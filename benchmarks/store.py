@@ -212,7 +212,7 @@ def zipf_stream(bench: Bench) -> None:
     costs: dict[str, float] = {}
     paths: dict[str, str] = {}
     for name, policy in (("never keep", Never()), ("always build", Always()), ("ski-rental", SkiRental())):
-        served = DocumentPlanner(bench.explainer.scorer.encoder, bench.explainer.method, Store(), policy)
+        served = DocumentPlanner(bench.explainer.scorer, bench.explainer.method, Store(), policy)
         taken = []
         start = bench.clock()
         for number, look in enumerate(looks):
@@ -252,7 +252,7 @@ def fidelity(bench: Bench) -> None:
 
 
 def cold_path(bench: Bench, half: Factors, documents: list[str]) -> None:
-    served = DocumentPlanner(bench.explainer.scorer.encoder, bench.explainer.method, Store(), Never())
+    served = DocumentPlanner(bench.explainer.scorer, bench.explainer.method, Store(), Never())
     served.explain(half, as_passages(documents))
 
 

@@ -91,7 +91,7 @@ def compare(tuned: SentenceTransformer, exact: SentenceTransformer, pairs: Pairs
     """The agreement of exact and approximate attributions, block by block."""
     print(f"exact against approximate attributions on {len(pairs)} dev pairs")
     print("block  Spearman  Pearson  top-10  top-3  error of the exact sum")
-    for layer in range(Explainer(tuned, "ij").encoder.n_blocks):
+    for layer in range(Explainer(tuned, "ij").scorer.encoder.n_blocks):
         approximate, faithful = Explainer(tuned, "ij", layer=layer), Explainer(exact, "ij-exact", layer=layer)
         rows = []
         for query, document, _ in pairs:
