@@ -54,9 +54,7 @@ def main() -> None:
         explanation = explainer.explain(QUERY, DOCUMENT)
         ours, walls = [], []
         for _ in range(options.runs):
-            explainer = Explainer(
-                explainer.scorer, "ij", layer=layer
-            )  # knows neither the query nor the document
+            explainer = Explainer(explainer.scorer, "ij", layer=layer)  # knows neither the query nor the document
             wall, start = time.perf_counter(), time.process_time()
             explanation = explainer.explain(QUERY, DOCUMENT)
             ours.append(time.process_time() - start)

@@ -123,12 +123,13 @@ def ten_documents(bench: Bench) -> None:
     warm = bench.best(lambda: from_nothing(bench.explainer))
     with tempfile.TemporaryDirectory() as folder:
         with Store(folder) as store:
-            keys = DocumentPlanner(encoder, method, store)._keys(as_passages(documents))
+            scorer = bench.explainer.scorer
+            keys = DocumentPlanner(scorer, method, store)._keys(as_passages(documents), scorer.fingerprint, "token")
             store.put([NewFactors(key, factors) for key, factors in zip(keys, bench.factors, strict=False)])
 
         def opened() -> float:
             with Store(folder) as store:
-                served = DocumentPlanner(encoder, method, store)
+                served = DocumentPlanner(bench.explainer.scorer, method, store)
                 start = bench.clock()
                 (half,) = method.factor(asked, "token")
                 paths = {item.provenance["path"] for item in served.explain(half, as_passages(documents))}
@@ -264,7 +265,7 @@ def make_objects(bench: Bench, half: Factors, passages: tuple, documents: list) 
 
 def kept_factors(explainer: Explainer, documents: list[str]) -> list[Factors]:
     """What precompute kept, in fp32."""
-    keys = explainer._planner._keys(as_passages(documents))
+    keys = explainer._planner._keys(as_passages(documents), explainer.scorer.fingerprint, "token")
     assert explainer.store._disk is not None
     rows = explainer.store._disk.get(keys)
     return [decode(key, rows[key].data) for key in keys]
