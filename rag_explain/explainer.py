@@ -105,12 +105,13 @@ class Explainer:
             return []
         # Factors of a linear method are pushed and pulled by word or sentence; other results are grouped afterwards.
         grouped = unit if _known(unit) != "token" and self.method.linear else "token"
+        # Read once, before anything is computed: a model that changes meanwhile must not name numbers it did not make.
+        fingerprint = self.scorer.fingerprint
         with self.scorer.computing():
-            prepared = self._prepared(query)
+            prepared = self._prepared(query, fingerprint)
             if grouped != "token":
                 prepared = prepared.grouped("word", as_passage(query))
             planned = self._planner.explain(prepared, passages, ids, grouped)
-        fingerprint = self.scorer.fingerprint
         explanations = [
             self._explanation(query, passage, _by_unit(one.pair, passage, grouped), one.provenance, fingerprint)
             for passage, one in zip(passages, planned, strict=True)
@@ -210,14 +211,14 @@ class Explainer:
         else:
             encoder = self.scorer.encoder
             with self.scorer.computing():
-                embedding = torch.as_tensor(self._prepared(query).embedding.copy())
+                embedding = torch.as_tensor(self._prepared(query, self.scorer.fingerprint).embedding.copy())
                 vectors = encoder.vectors(embedding.to(encoder.device, encoder.dtype)[None])
         vector: NDArray[np.float32] = vectors[0]
         return vector
 
-    def _prepared(self, query: str) -> Any:
+    def _prepared(self, query: str, fingerprint: str) -> Any:
         """What the method needs of the query: computed once for the queries that were asked last."""
-        key = f"{self.scorer.fingerprint}:{query}"
+        key = f"{fingerprint}:{query}"
         with self._queries_lock:
             if key in self._queries:
                 self._queries.move_to_end(key)

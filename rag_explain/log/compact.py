@@ -52,9 +52,7 @@ class LoggedExplanation:
     @classmethod
     def of(cls, explanation: Explanation, policy: Policy, query: str | None, document: str | None) -> LoggedExplanation:
         """What the policy keeps. `query` and `document` are the texts as they are written."""
-        shown = explanation
-        if explanation.unit == "token" and explanation.query is not None and explanation.document is not None:
-            shown = explanation.by_word()
+        shown = explanation.in_words()
         absolute = _short(float(np.abs(shown.pairs, dtype=np.float64).sum()))
         top = ((*_offsets(pair), _short(pair.value)) for pair in shown.top_pairs(policy.top))
         carried = float(explanation.matrix.sum(dtype=np.float64))

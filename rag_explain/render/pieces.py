@@ -15,8 +15,7 @@ UNREAD_SHOWN = 280
 def in_unit(explanation: Explanation, by: Unit | None = None) -> Explanation:
     """The explanation in the unit asked for; by default words, or what it is in when it cannot be split."""
     if by is None:
-        is_readable = explanation.query is not None and explanation.document is not None
-        return explanation.by_word() if explanation.unit == "token" and is_readable else explanation
+        return explanation.in_words()
     if by == "token" and explanation.unit != "token":
         raise InvalidInput(f"an explanation by {explanation.unit}s cannot be shown by {by}s: use word or sentence")
     return explanation.grouped(by)

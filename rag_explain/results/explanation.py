@@ -172,6 +172,11 @@ class Explanation(ReadOnly, Displayable):
         """The same explanation by words: pieces are summed; special tokens and prompts go to the rest."""
         return self.grouped("word")
 
+    def in_words(self) -> Explanation:
+        """By words where tokens can be joined to some, which takes the texts; else the explanation itself."""
+        is_readable = self.query is not None and self.document is not None
+        return self.by_word() if self.unit == "token" and is_readable else self
+
     def by_sentence(self) -> Explanation:
         """The same explanation by sentences of the document and words of the query."""
         return self.grouped("sentence")
