@@ -147,8 +147,7 @@ def main() -> None:
     chosen = choose(collection, explainer, arguments.queries)
     measured = [query for queries in chosen.values() for query in queries]
     returned = {hit.id for query in measured for hit in retriever.search(query, TOP, explain="off")}
-    built = explainer.precompute([collection.documents[name] for name in returned], progress=False)
-    print(f"factors of {built} of {len(returned)} returned documents built", flush=True)
+    print(explainer.precompute([collection.documents[name] for name in returned], progress=False), flush=True)
     result["lengths"] = [
         measure(length, queries, plain, retriever, arguments.rounds) for length, queries in chosen.items()
     ]

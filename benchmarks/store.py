@@ -180,8 +180,8 @@ def thousand_documents(bench: Bench) -> None:
     binds = "matmul" if flops / peak > size / bandwidth else "memory"
     matrices = bench.best(lambda: bench.explainer.method.warm(half, residents), 5)
     passages = as_passages([bench.documents[number % len(bench.documents)] for number in range(1000)])
-    documents = bench.explainer.method.warm(half, residents)
-    objects = bench.best(lambda: make_objects(bench, half, passages, documents), 5)
+    pairs = bench.explainer.method.warm(half, residents)
+    objects = bench.best(lambda: make_objects(bench, half, passages, pairs), 5)
     print(f"\n## 1000 warm documents, {total} rows, a query of {len(half.tokens)} tokens\n")
     print("| what | seconds | |\n|---|---|---|")
     print(f"| the product | {product:.4f} | {flops / product / 1e9:.0f} GFLOP/s, {size / product / 1e9:.1f} GB/s |")
@@ -257,10 +257,9 @@ def cold_path(bench: Bench, half: Factors, documents: list[str]) -> None:
     served.explain(half, as_passages(documents))
 
 
-def make_objects(bench: Bench, half: Factors, passages: tuple, documents: list) -> None:
-    sides = (half.tokens, half.truncated, half.fingerprint)
-    for passage, document in zip(passages, documents, strict=True):
-        bench.explainer._explanation(bench.queries[0], *sides, passage, document, {"path": "memory", "seconds": 0.0})
+def make_objects(bench: Bench, half: Factors, passages: tuple, pairs: list) -> None:
+    for passage, pair in zip(passages, pairs, strict=True):
+        bench.explainer._explanation(bench.queries[0], passage, pair, half.fingerprint)
 
 
 def kept_factors(explainer: Explainer, documents: list[str]) -> list[Factors]:

@@ -1,7 +1,6 @@
 """Every private name of torch that this package uses. A test notices when torch renames one."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,11 +56,28 @@ def decompose(func: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     return func.decompose(*args, **kwargs)
 
 
-def writes(tensor: Tensor) -> int:
-    """How often torch saw this tensor being written to."""
-    return tensor._version
+def written(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Changes when one of these gets other memory, or when torch sees it being written to (not through `.data`)."""
+    counted = [tensor._version for tensor in tensors if not tensor.is_inference()]
+    return counted, list(map(Tensor.data_ptr, tensors))
+
+
+PARTS = ("_parameters", "_buffers", "_modules")
+
+
+def parts(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Where a module keeps its parameters, its buffers and its modules: its attributes of the names above."""
+    return module._parameters, module._buffers, module._modules
+
+
+def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Where a module keeps the hooks that run when it is called."""
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+COMPILED = "_compiled_call_impl"  # the attribute in which a module keeps its compiled form
 
 
 def uncompile(module: nn.Module) -> None:
     """Make a module run its own `forward`, also where `module.compile()` was called."""
-    module._compiled_call_impl = None
+    setattr(module, COMPILED, None)

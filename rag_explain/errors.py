@@ -1,17 +1,10 @@
-"""Everything this library raises on purpose.
+"""Everything this library raises on purpose."""
 
-RagExplainError
-├── InvalidInput            a text or an argument that cannot be explained (also a ValueError)
-├── UnsupportedModel        an encoder whose embedding this library cannot take apart
-│   └── UnsupportedOperation    ... because of one operation inside it, which is named
-├── CheckFailed             sum of rows + rest missed the embedding: the explanation would be wrong
-├── MissingExtra            an optional dependency is not installed (also an ImportError)
-├── FormatError             a serialised object that this version cannot read (also a ValueError)
-├── StoreError              the factor store could not do what was asked of it
-└── LogError                the log of explanations could not do what was asked of it
-"""
-
-from __future__ import annotations
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
 
 
 class RagExplainError(Exception):
@@ -27,11 +20,19 @@ class UnsupportedModel(RagExplainError):
 
 
 class UnsupportedOperation(UnsupportedModel):
-    """An operation inside the encoder for which there is no rule."""
+    """An operation inside the encoder, which is named, has no rule."""
+
+
+class ModelChanged(InvalidInput):
+    """The model is not the one that an Explainer was made of any more."""
+
+    @classmethod
+    def because(cls, what: str) -> Self:
+        return cls(f"the model was changed after the Explainer was made ({what}): make a new one")
 
 
 class CheckFailed(RagExplainError):
-    """Sum of rows + rest missed the embedding by more than the tolerance."""
+    """Sum of rows + rest missed the embedding by more than the tolerance: the explanation would be wrong."""
 
 
 class MissingExtra(RagExplainError, ImportError):
@@ -39,6 +40,14 @@ class MissingExtra(RagExplainError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f'{package} is not installed: run  pip install "rag-explain[{extra}]"')
+
+
+def import_extra(module: str, package: str, extra: str) -> Any:
+    """A module of an optional dependency; `MissingExtra` says how to install it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtra(package, extra) from error
 
 
 class FormatError(RagExplainError, ValueError):
@@ -51,3 +60,45 @@ class StoreError(RagExplainError):
 
 class LogError(RagExplainError):
     """The log of explanations could not do what was asked of it."""
+
+
+@contextmanager
+def in_words(kind: type[RagExplainError], what: str, advice: str = "") -> Iterator[None]:
+    """What is raised inside becomes one sentence of this kind, with the original as its cause; our own errors stay."""
+    try:
+        yield
+    except RagExplainError:
+        raise
+    except Exception as error:
+        raise kind(f"{what} ({first_line(error)}){advice}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of another library says, short enough for a sentence."""
+    said = str(error).strip().partition("\n")[0][:200]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def whole_number(value: object, name: str) -> int:
+    """The value as an int, of numpy's kinds too; anything but a whole number is refused."""
+    if not isinstance(value, bool) and isinstance(value, SupportsIndex):
+        try:
+            return operator.index(value)
+        except TypeError:  # an array of several numbers looks like one
+            pass
+    raise InvalidInput(f"{name} must be a whole number, not {value!r}")
+
+
+class ProcessBound:
+    """An object of one process, with threads, locks and a model: a copy of it is itself, and it cannot be pickled."""
+
+    instead: ClassVar[str]  # what to do instead of pickling it
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput(f"{type(self).__name__} cannot be pickled: {self.instead}")

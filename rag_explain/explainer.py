@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import repeat
+from functools import lru_cache, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,19 +17,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rag_explain.errors import InvalidInput, RagExplainError
+from rag_explain.errors import InvalidInput, ProcessBound, RagExplainError, UnsupportedModel, in_words
 from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method, make
 from rag_explain.methods.slices import Slices, split
 from rag_explain.planner import BUCKET_TOKENS, DocumentPlanner
+from rag_explain.probes import Probes
 from rag_explain.results.comparison import Compared, Comparison
 from rag_explain.results.contrast import Contrast
-from rag_explain.results.explanation import Explanation
-from rag_explain.results.grouping import summed
-from rag_explain.results.notices import merged, truncation
+from rag_explain.results.explanation import Explanation, summed
+from rag_explain.results.notices import cut_sides, merged
+from rag_explain.results.precomputed import Precomputed
 from rag_explain.scorers import Scorer, resolve
 from rag_explain.store import Store
-from rag_explain.texts.passage import Passage, as_passage, as_passages
+from rag_explain.texts.passage import Passage, as_passage, as_passages, check_id
 from rag_explain.texts.tokens import Role, Token, Unit
 from rag_explain.texts.units import Index, text_units
 
@@ -41,11 +42,11 @@ Names = Sequence[str | None]
 
 # Hits of one query may be explained one by one when they are looked at: what the query needs is kept that long.
 _RECENT_QUERIES = 32
-# A computation that has begun cannot be stopped at a time limit: those that go on may occupy this many threads.
-_BACKGROUND_THREADS = 2
+# A computation that has begun cannot be stopped at a time limit: those that go on may occupy two threads.
+_background_pool = partial(ThreadPoolExecutor, 2, "rag_explain")
 
 
-class Explainer:
+class Explainer(ProcessBound):
     """Explains why documents match a query under one scorer and one method.
 
         explainer = Explainer("all-MiniLM-L6-v2")
@@ -63,6 +64,8 @@ class Explainer:
         options: options of the method; an unknown one raises.
     """
 
+    instead = "pickle what it is made from (model, method and options), and make a new one where it is unpickled"
+
     def __init__(
         self,
         model: str | Path | SentenceTransformer | MultiVectorEncoder | Scorer,
@@ -74,12 +77,14 @@ class Explainer:
         **options: Any,
     ) -> None:
         self.scorer = resolve(model, device)
-        self.method = make(method, self.scorer, layer, options)
-        self._queries: OrderedDict[str, Any] = OrderedDict()
-        self._queries_lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        with in_words(InvalidInput, f"the method {method or self.scorer.methods[0]} cannot be made with these options"):
+            self.method = make(method, self.scorer, layer, options)
+        self._prepared = lru_cache(_RECENT_QUERIES)(partial(_prepare, self.scorer, self.method))
+        self._probes = lru_cache(1)(lambda fingerprint: self.scorer.probes)  # without another look at the model
+        self._pool = _background_pool()
         self._pool_lock = threading.Lock()
-        with self.scorer.computing():
+        what = f"{self.method.name} cannot explain {self.scorer.name}"
+        with self.scorer.computing(), in_words(UnsupportedModel, what, ": choose another method or model"):
             self.method.check()
         self._owns_store = not isinstance(store, Store)
         self.store = store if isinstance(store, Store) else Store(store)
@@ -99,22 +104,23 @@ class Explainer:
         `store.forget(ids)` erases what is kept of them.
         """
         passages = _many(documents, "explain_many takes a list of documents: use explain for one")
-        if ids is not None and (isinstance(ids, str) or len(ids) != len(passages)):
-            raise InvalidInput(f"give one id, or None, for each of the {len(passages)} documents")
+        ids = None if ids is None else _checked_ids(ids, len(passages))
         if not passages:
             return []
         # Factors of a linear method are pushed and pulled by word or sentence; other results are grouped afterwards.
         grouped = unit if _known(unit) != "token" and self.method.linear else "token"
         # Read once, before anything is computed: a model that changes meanwhile must not name numbers it did not make.
         fingerprint = self.scorer.fingerprint
+        probes = self._probes(fingerprint)
         with self.scorer.computing():
-            prepared = self._prepared(query, fingerprint)
+            asked = as_passage(query)
+            prepared = self._prepared(asked, fingerprint)
             if grouped != "token":
-                prepared = prepared.grouped("word", as_passage(query))
+                prepared = prepared.grouped("word", asked)
             planned = self._planner.explain(prepared, passages, ids, grouped)
         explanations = [
-            self._explanation(query, passage, _by_unit(one.pair, passage, grouped), one.provenance, fingerprint)
-            for passage, one in zip(passages, planned, strict=True)
+            self._explanation(query, passage, _by_unit(pair, passage, grouped), fingerprint, probes)
+            for passage, pair in zip(passages, planned, strict=True)
         ]
         return explanations if unit in (grouped, "token") else [one.grouped(unit) for one in explanations]
 
@@ -129,18 +135,20 @@ class Explainer:
         unit: Unit = "token",
         ids: Iterable[str | None] | None = None,
         progress: bool = True,
-    ) -> int:
-        """Build and keep the factors of documents before they are searched for; how many were built.
+    ) -> Precomputed:
+        """Build and keep the factors of documents before they are searched for; how many were built, kept, failed.
 
-        Documents that the store has are left alone, so that an interrupted run goes on where it stopped.
+        Documents that the store has are left alone, so that an interrupted run goes on where it stopped. A text that
+        cannot be explained does not stop the others.
         """
-        if isinstance(texts, (str, Passage)):
+        if isinstance(texts, (str, Passage)) or not isinstance(texts, Iterable):
             raise InvalidInput("precompute takes a list of texts")
         if not self.method.has_factors:
             raise InvalidInput(f"{self.method.name} computes every pair anew: there is nothing to precompute")
         total = len(texts) if isinstance(texts, Sized) else None
-        names = repeat(None) if ids is None else ids
-        pairs = ((as_passage(text), name) for text, name in zip(texts, names, strict=ids is not None))
+        if ids is not None and total is not None:  # refused before anything is computed
+            ids = _checked_ids(ids, total)
+        pairs = ((text, None) for text in texts) if ids is None else _named(texts, ids)
         with self.scorer.computing(), _progress(progress, total) as advance:
             return self._planner.precompute(pairs, advance, _known(unit))
 
@@ -154,8 +162,9 @@ class Explainer:
             raise InvalidInput(f"{self.method.name} is not a product of factors, so it has no parts by dimension")
         asked, passage = self.factor([query], "query")[0], as_passage(document)
         parts = split(asked, self.factor([passage])[0], slices)
+        fingerprint, probes = asked.fingerprint, self._probes(asked.fingerprint)
         return {
-            name: self._explanation(query, passage, part, {"subspace": name}, asked.fingerprint)
+            name: self._explanation(query, passage, replace(part, provenance={"subspace": name}), fingerprint, probes)
             for name, part in parts.items()
         }
 
@@ -197,10 +206,7 @@ class Explainer:
             return []
         with self.scorer.computing():
             batch = self.scorer.read(passages, role)
-            factors: dict[int, Factors] = {}
-            for bucket in batch.buckets(BUCKET_TOKENS):
-                built = self.method.factor(batch.select(bucket), _known(unit))
-                factors.update(zip(bucket, built, strict=True))
+            factors = batch.in_buckets(BUCKET_TOKENS, lambda part: self.method.factor(part, _known(unit)))
         return [factors[index] for index in range(len(texts))]
 
     def query_vector(self, query: str) -> NDArray[np.float32]:
@@ -211,65 +217,49 @@ class Explainer:
         else:
             encoder = self.scorer.encoder
             with self.scorer.computing():
-                embedding = torch.as_tensor(self._prepared(query, self.scorer.fingerprint).embedding.copy())
-                vectors = encoder.vectors(embedding.to(encoder.device, encoder.dtype)[None])
+                embedding = self._prepared(as_passage(query), self.scorer.fingerprint).embedding.copy()
+                vectors = encoder.vectors(torch.as_tensor(embedding).to(encoder.device, encoder.dtype)[None])
         vector: NDArray[np.float32] = vectors[0]
         return vector
 
-    def _prepared(self, query: str, fingerprint: str) -> Any:
-        """What the method needs of the query: computed once for the queries that were asked last."""
-        key = f"{fingerprint}:{query}"
-        with self._queries_lock:
-            if key in self._queries:
-                self._queries.move_to_end(key)
-                return self._queries[key]
-        prepared = self.method.prepare(self.scorer.read(as_passages([query]), "query"))
-        with self._queries_lock:
-            self._queries[key] = prepared
-            while len(self._queries) > _RECENT_QUERIES:
-                self._queries.popitem(last=False)
-        return prepared
+    def document_vectors(self, documents: Sequence[str | Passage]) -> NDArray[np.float32]:
+        """(D, e): what the model's `encode_document` gives. Documents whose factors are kept are not encoded again."""
+        passages = _many(documents, "document_vectors takes a list of documents")
+        kept = self._planner.kept(passages) if self.method.embeds else [None] * len(passages)
+        missing = [index for index, factors in enumerate(kept) if factors is None]
+        found = dict(zip(missing, self.scorer.embed([passages[index] for index in missing], "document"), strict=True))
+        for index, factors in enumerate(kept):
+            if factors is not None:
+                found[index] = self.scorer.encoder.vectors(torch.tensor(factors.embedding)[None])[0]
+        return np.stack([found[index] for index in range(len(passages))])
 
     def _explanation(
-        self, query: str, passage: Passage, pair: ExplainedPair, provenance: Mapping[str, Any], fingerprint: str
+        self, query: str, passage: Passage, pair: ExplainedPair, fingerprint: str, probes: Probes
     ) -> Explanation:
         return Explanation(
+            **{**vars(pair), "notices": merged(self.method.notices, pair.notices)},
             query=query,
             document=passage.text,
-            query_tokens=pair.query_tokens,
-            document_tokens=pair.document_tokens,
-            matrix=pair.matrix,
-            score=pair.score,
             method=self.method.name,
             additive=self.method.additive,
-            unit=pair.unit,
             settings=self.method.settings,
             model=self.scorer.name,
             fingerprint=fingerprint,
-            references=pair.references,
-            similarities=pair.similarities,
+            probes=probes,
             measure=self.method.measure,
-            returned=pair.returned,
-            error=pair.error,
-            notices=merged(self.method.notices, pair.notices),
-            provenance=provenance,
         )
 
     def in_background(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run a call on threads of this explainer: made on first use, few, and ended by `close`."""
         with self._pool_lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_BACKGROUND_THREADS, "rag_explain")
             return self._pool.submit(call, *arguments)
 
     def close(self) -> None:
         """Release what is kept between calls, and close the store unless it was given open."""
         with self._pool_lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
-        with self._queries_lock:
-            self._queries.clear()
+            pool, self._pool = self._pool, _background_pool()
+        pool.shutdown(wait=False, cancel_futures=True)
+        self._prepared.cache_clear()
         if self._owns_store:
             self.store.close()
 
@@ -283,10 +273,39 @@ class Explainer:
         return f"Explainer({self.scorer.name!r}, method={self.method.name!r}, layer={self.method.layer})"
 
 
+def _prepare(scorer: Scorer, method: Method, query: Passage, fingerprint: str) -> Any:
+    """What the method needs of the query. The fingerprint is there for the cache: a changed model prepares anew."""
+    return method.prepare(scorer.read((query,), "query"))
+
+
 def _many(texts: Sequence[str | Passage], otherwise: str) -> tuple[Passage, ...]:
-    if isinstance(texts, (str, Passage)):
+    if isinstance(texts, (str, Passage)) or not isinstance(texts, Iterable):
         raise InvalidInput(otherwise)
     return as_passages(texts)
+
+
+def _checked_ids(ids: Iterable[str | None], count: int) -> list[str | None]:
+    """One string, or None, for each of the documents; anything else is refused."""
+    names = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else []
+    if len(names) != count:
+        raise InvalidInput(f"give one id, or None, for each of the {count} documents")
+    for name in names:
+        if name is not None:
+            check_id(name)
+    return names
+
+
+def _named(texts: Iterable[T], ids: Iterable[str | None]) -> Iterator[tuple[T, str | None]]:
+    """Each text with its id, as they come."""
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise InvalidInput("ids must be a list: one id, or None, for each text")
+    missing = object()
+    for number, (text, name) in enumerate(zip_longest(texts, ids, fillvalue=missing)):
+        if text is missing or name is missing:
+            raise InvalidInput(f"there are not as many ids as texts: one of them ended after {number}")
+        if name is not None:
+            check_id(name)
+        yield text, name  # type: ignore[misc]  # neither is the filling
 
 
 def _known(unit: Unit) -> Unit:
@@ -301,7 +320,7 @@ def _by_unit(pair: ExplainedPair, passage: Passage, unit: Unit) -> ExplainedPair
         return pair
     query, rows = _text_only(pair.query_tokens)
     if pair.unit == "token":
-        cut = truncation("document") in pair.notices
+        cut = "document" in cut_sides(pair.notices)
         document, columns = text_units(pair.document_tokens, passage.text, unit, truncated=cut)
     else:
         document, columns = _text_only(pair.document_tokens)

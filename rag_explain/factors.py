@@ -1,15 +1,14 @@
 """Factors: one text's half of every explanation it will ever be in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.errors import InvalidInput
+from rag_explain.results.notices import Notice, cut_sides
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.segments import Span
@@ -31,8 +30,8 @@ class Factors(ReadOnly):
         block: (n + 1, h) float32, the rows and then the rest: what `pairing` multiplies.
         embedding: (h,) float32, the encoder's own embedding, before it is divided by `norm`.
         norm: the number that the embedding is divided by in the score (1.0 for a dot product).
+        notices: what the encoder could not read of the text.
         error: |rows.sum(0) + rest - embedding| / |embedding|, measured, not assumed.
-        truncated: whether the encoder saw only the beginning of the text.
     """
 
     tokens: tuple[Token, ...]
@@ -45,7 +44,7 @@ class Factors(ReadOnly):
     settings: Mapping[str, Any]
     fingerprint: str
     unit: Unit = "token"
-    truncated: bool = False
+    notices: tuple[Notice, ...] = ()
     error: float = 0.0
     references: Mapping[str, Any] | None = None
     block: Array = field(init=False, repr=False)
@@ -59,8 +58,7 @@ class Factors(ReadOnly):
         for name, vector in (("rest", rest), ("embedding", embedding)):
             if vector.shape != (rows.shape[1],):
                 raise InvalidInput(f"{name} must be ({rows.shape[1]},), not {vector.shape}")
-        block = np.empty((len(rows) + 1, rows.shape[1]), dtype=np.float32)
-        block[:-1], block[-1] = rows, rest
+        block = np.vstack([rows, rest], dtype=np.float32)
         view = block.view()
         view.flags.writeable = False
         parts = {"memory": block, "block": view, "rows": view[:-1], "rest": view[-1], "embedding": embedding}
@@ -68,7 +66,12 @@ class Factors(ReadOnly):
         for name, value in {**parts, **mappings, "tokens": tuple(self.tokens)}.items():
             object.__setattr__(self, name, value)
 
-    def grouped(self, unit: Unit, passage: Passage, spans: Sequence[Span] | None = None) -> Factors:
+    @property
+    def truncated(self) -> bool:
+        """Whether the encoder read only a part of the text."""
+        return bool(cut_sides(self.notices))
+
+    def grouped(self, unit: Unit, passage: Passage, spans: Sequence[Span] | None = None) -> Self:
         """The factors of the same text by words or sentences: rows of tokens are summed.
 
         `spans` are where the tokens stand in the passage's string: with them each line of metadata has its own row.

@@ -1,7 +1,5 @@
 """FaissRetriever, where people look for it."""
 
-from __future__ import annotations
-
 from rag_explain.retrieval.faiss import FaissRetriever
 from rag_explain.retrieval.saved_index import read_manifest
 

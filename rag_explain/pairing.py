@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -74,13 +75,10 @@ def pairs(query: Factors, documents: Sequence[Placed]) -> tuple[list[Array], NDA
     left = query.block / np.float32(query.norm)
     matrices: list[Array] = []
     for panel, multiplied in multiply(left, documents):
-        at = 0
-        for document in panel:
-            end = at + len(document.block)
-            matrix = multiplied[:, at:end] / np.float32(document.factors.norm)
+        for document, end in zip(panel, accumulate(len(one.block) for one in panel), strict=True):
+            matrix = multiplied[:, end - len(document.block) : end] / np.float32(document.factors.norm)
             matrix.flags.writeable = False
             matrices.append(matrix)
-            at = end
     embeddings = np.array([document.factors.embedding for document in documents], np.float64)
     norms = np.array([document.factors.norm for document in documents], np.float64) * query.norm
     return matrices, scores(query.embedding.astype(np.float64), embeddings, norms)

@@ -2,132 +2,160 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.errors import StoreError
+from rag_explain.errors import InvalidInput, StoreError, first_line
 from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method
+from rag_explain.results.precomputed import Precomputed
 from rag_explain.scorers.base import Scorer
 from rag_explain.store import KeptFactors, NewFactors, Store, factors_key
 from rag_explain.store.tier import chunks
-from rag_explain.texts.passage import Passage
+from rag_explain.texts.passage import Passage, as_passage
 from rag_explain.texts.tokens import Unit
+
+log = logging.getLogger("rag_explain.planner")
 
 # Documents travel in batches of at most this many positions: enough to fill the machine, little padding.
 BUCKET_TOKENS = 2048
 _WINDOW = 256  # documents that `precompute` sorts by length at a time
 _SMOOTHING = 0.2  # weight of the newest measurement
 Owners = dict[bytes, tuple[str, ...]]  # the ids that belong to each key: one text may be several documents
-Name = TypeVar("Name", bytes, int)
-
-
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """One document explained; its path ("memory", "disk", "remote", "cold", "built" or "pair") and seconds."""
-
-    pair: ExplainedPair
-    provenance: dict[str, Any]
 
 
 class DocumentPlanner:
-    """The documents of one scorer and method, over a store; `policy` decides which are built."""
+    """The documents of one scorer and method, over a store; `policy` decides which are built.
+
+    Provenance of a pair is its path ("memory", "disk", "remote", "cold", "built" or "pair") and seconds.
+    """
 
     def __init__(self, scorer: Scorer, method: Method, store: Store, policy: SkiRental | None = None) -> None:
         self._scorer, self._method, self._store = scorer, method, store
         self._policy = SkiRental() if policy is None else policy
+        self._identity = lru_cache(8)(lambda fingerprint: store.identify(fingerprint, scorer.probes, scorer.tolerance))
 
     def explain(
         self, query: Any, passages: Sequence[Passage], ids: Sequence[str | None] | None = None, unit: Unit = "token"
-    ) -> list[Planned]:
+    ) -> list[ExplainedPair]:
         """Explain the documents in the order given for a prepared query.
 
         What the store has in this unit is one product, the rest as the policy says. A method without factors has
         nothing in the store: every pair is computed.
         """
         if not self._method.has_factors:
-            batch = self._scorer.read(passages, "document")
-            pairs = self._cold(query, range(len(passages)), batch, "pair")
-            return [pairs[index] for index in range(len(passages))]
+            each = self._cold(query, self._scorer.read(passages, "document"), "pair")
+            return [each[index] for index in range(len(passages))]
         start = time.perf_counter()
         keys = self._keys(passages, query.fingerprint, unit)
-        owners = _owners(keys, ids)
         found = self._store.get(keys, self._scorer.device)
-        self._store.link([(key, owners[key]) for key in found if key in owners])
+        owners = self._link(keys, ids, found)
         costs = dict.fromkeys(found, (time.perf_counter() - start) / len(keys))
         missing = {key: passage for key, passage in zip(keys, passages, strict=True) if key not in found}
-        planned: dict[bytes, Planned] = {}
+        planned: dict[bytes, ExplainedPair] = {}
         if missing:
             batch = self._scorer.read(list(missing.values()), "document")
             order = list(missing)
             lengths = zip(order, map(len, batch.tokens), strict=True)
             chosen = [key for key, n in lengths if self._policy.should_build(key, len(query.tokens), n)]
             at = [index for index, key in enumerate(order) if key not in chosen]
-            planned = self._cold(query, [order[index] for index in at], batch.select(at), "cold") if at else {}
+            cold = self._cold(query, batch.select(at), "cold") if at else {}
+            planned = {order[at[index]]: one for index, one in cold.items()}
             start = time.perf_counter()
             built = self._build(order, batch, chosen, owners, unit)
             costs |= dict.fromkeys(built, (time.perf_counter() - start) / max(1, len(built)))
             found |= built
-        planned |= self._warm(query, found, costs)
+        if found:
+            start = time.perf_counter()
+            pairs = self._method.warm(query, [item.placed for item in found.values()])
+            product = (time.perf_counter() - start) / len(found)
+            for (key, item), pair in zip(found.items(), pairs, strict=True):
+                planned[key] = replace(pair, provenance={"path": item.tier, "seconds": costs[key] + product})
         return [planned[key] for key in keys]
 
     def precompute(
-        self, passages: Iterable[tuple[Passage, str | None]], advance: Callable[[int], None], unit: Unit = "token"
-    ) -> int:
-        """Build and keep the factors of every document that the store does not have; how many were built."""
-        return sum(self._precompute(window, advance, unit) for window in chunks(passages, _WINDOW))
+        self, texts: Iterable[tuple[str | Passage, str | None]], advance: Callable[[int], None], unit: Unit = "token"
+    ) -> Precomputed:
+        """Build and keep the factors of every document that the store does not have.
 
-    def _precompute(
-        self, window: Sequence[tuple[Passage, str | None]], advance: Callable[[int], None], unit: Unit
-    ) -> int:
-        texts = [passage for passage, _ in window]
-        keys = self._keys(texts, self._scorer.fingerprint, unit)
-        owners = _owners(keys, [name for _, name in window])
-        kept = self._store.has(keys)
-        self._store.link([(key, owners[key]) for key in kept if key in owners])
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in kept}
-        advance(len(window) - len(missing))
-        if not missing:
-            return 0
-        batch = self._scorer.read(list(missing.values()), "document")
-        order = list(missing)
-        for bucket in batch.buckets(BUCKET_TOKENS):
-            wanted = [order[index] for index in bucket]
-            self._build(order, batch, wanted, owners, unit)
-            if not self._store.has(wanted):
+        A text that fails does not stop the others; the reason of the first one is a warning.
+        """
+        built, given, failures = 0, list[bytes](), _Failures()
+        for window in chunks(texts, _WINDOW):
+            passages, ids = _readable(window, failures)
+            keys = self._keys(passages, self._scorer.fingerprint, unit)
+            given += keys
+            owners = self._link(keys, ids, kept := self._store.has(keys))
+            missing = {key: text for key, text in zip(keys, passages, strict=True) if key not in kept}
+            advance(len(window) - len(missing))
+            new = self._build_all(missing, owners, unit, failures, advance)
+            if len(new) > 1 and not self._store.has(new):
                 raise StoreError("nothing of what was just built is kept: the store is full or cannot be written to")
-            advance(len(bucket))
-        return len(missing)
+            built += len(new)
+        held = {key for part in chunks(dict.fromkeys(given), _WINDOW) for key in self._store.has(part)}
+        failed = failures.unreadable + sum(key in failures.keys - held for key in given)
+        return Precomputed(built=built, kept=sum(key in held for key in given), failed=failed)
 
-    def _warm(self, query: Factors, found: dict[bytes, KeptFactors], costs: dict[bytes, float]) -> dict[bytes, Planned]:
-        if not found:
-            return {}
-        start = time.perf_counter()
-        pairs = self._method.warm(query, [item.placed for item in found.values()])
-        product = (time.perf_counter() - start) / len(found)
-        return {
-            key: Planned(pair, {"path": item.tier, "seconds": costs[key] + product})
-            for (key, item), pair in zip(found.items(), pairs, strict=True)
-        }
+    def _build_all(
+        self,
+        texts: Mapping[bytes, Passage],
+        owners: Owners,
+        unit: Unit,
+        failures: _Failures,
+        advance: Callable[[int], None],
+    ) -> list[bytes]:
+        """Build documents together, or one by one where one of them fails; the keys of those that were built here."""
+        built: list[bytes] = []
+        left = dict(texts)
+        if not texts:
+            return built
+        try:
+            batch, order = self._scorer.read(list(texts.values()), "document"), list(texts)
+            for bucket in batch.buckets(BUCKET_TOKENS):
+                wanted = [order[index] for index in bucket]
+                found = self._build(order, batch, wanted, owners, unit)
+                built += [key for key, one in found.items() if one.tier == "built"]
+                advance(len(wanted))
+                for key in wanted:
+                    del left[key]
+        except StoreError:
+            raise
+        except Exception as error:  # whatever one text makes a model or a tokenizer raise
+            if len(left) == 1:
+                failures.add(error, *left)
+                advance(1)
+                return built
+            for key, text in left.items():
+                built += self._build_all({key: text}, owners, unit, failures, advance)
+        return built
 
-    def _cold(self, query: Any, names: Sequence[Name], batch: Batch, path: str) -> dict[Name, Planned]:
-        """Explain every document of a batch without factors; `names` are what to call them in the result."""
-        planned: dict[Name, Planned] = {}
-        for bucket in batch.buckets(BUCKET_TOKENS):
-            part = batch.select(bucket)
+    def kept(self, passages: Sequence[Passage]) -> list[Factors | None]:
+        """The factors by token of each document that the store has; None for the others."""
+        if not self._method.has_factors:
+            return [None] * len(passages)
+        keys = self._keys(passages, self._scorer.fingerprint, "token")
+        found = self._store.get(keys, self._scorer.device)
+        return [found[key].placed.factors if key in found else None for key in keys]
+
+    def _cold(self, query: Any, batch: Batch, path: str) -> dict[int, ExplainedPair]:
+        """Explain every document of a batch without factors; by the document's index."""
+
+        def compute(part: Batch) -> list[ExplainedPair]:
             start = time.perf_counter()
             pairs = self._method.cold(query, part)
             seconds = time.perf_counter() - start
             if self._method.has_factors:
-                self._policy.observe_cold(seconds, len(query.tokens), [len(tokens) for tokens in part.tokens])
-            provenance = {"path": path, "seconds": seconds / len(part)}
-            planned |= {names[index]: Planned(pair, provenance) for index, pair in zip(bucket, pairs, strict=True)}
-        return planned
+                self._policy.observe_cold(seconds, len(query.tokens), list(map(len, part.tokens)))
+            return [replace(pair, provenance={"path": path, "seconds": seconds / len(part)}) for pair in pairs]
+
+        return batch.in_buckets(BUCKET_TOKENS, compute)
 
     def _build(
         self, keys: Sequence[bytes], batch: Batch, wanted: Sequence[bytes], owners: Owners, unit: Unit
@@ -137,41 +165,63 @@ class DocumentPlanner:
             return {}
         position = {key: index for index, key in enumerate(keys)}
 
+        def factor(part: Batch) -> list[Factors]:
+            start = time.perf_counter()
+            built = self._method.factor(part, unit)
+            self._policy.observe_build(time.perf_counter() - start, list(map(len, part.tokens)))
+            return built
+
         def compute(mine: list[bytes]) -> list[NewFactors]:
-            chosen = batch.select([position[key] for key in mine])
-            entries = []
-            for bucket in chosen.buckets(BUCKET_TOKENS):
-                part = chosen.select(bucket)
-                start = time.perf_counter()
-                built = self._method.factor(part, unit)
-                self._policy.observe_build(time.perf_counter() - start, [len(tokens) for tokens in part.tokens])
-                for index, factors in zip(bucket, built, strict=True):
-                    entries.append(NewFactors(mine[index], factors, owners.get(mine[index], ())))
-            return entries
+            built = batch.select([position[key] for key in mine]).in_buckets(BUCKET_TOKENS, factor)
+            return [NewFactors(mine[index], one, owners.get(mine[index], ())) for index, one in built.items()]
 
         return self._store.build(wanted, compute, self._scorer.device)
 
     def _keys(self, passages: Sequence[Passage], fingerprint: str, unit: Unit) -> list[bytes]:
-        settings = {**self._method.settings, "unit": unit}
-        return [
-            factors_key(
-                passage,
-                role="document",
-                fingerprint=fingerprint,
-                method=self._method.name,
-                settings=settings,
-                precision=self._store.precision,
-            )
-            for passage in passages
-        ]
+        name, settings = self._method.name, {**self._method.settings, "unit": unit}
+        identity = self._identity(fingerprint)
+        key = partial(factors_key, role="document", fingerprint=identity, precision=self._store.precision)
+        return [key(passage, method=name, settings=settings) for passage in passages]
+
+    def _link(self, keys: Sequence[bytes], ids: Sequence[str | None] | None, kept: Container[bytes]) -> Owners:
+        """The ids that belong to each key; they own from now on what is kept already."""
+        owners: Owners = {}
+        for key, name in zip(keys, ids or [None] * len(keys), strict=True):
+            if name is not None:
+                owners[key] = (*owners.get(key, ()), name)
+        self._store.link([(key, names) for key, names in owners.items() if key in kept])
+        return owners
 
 
-def _owners(keys: Sequence[bytes], ids: Sequence[str | None] | None) -> Owners:
-    owners: Owners = {}
-    for key, name in zip(keys, ids or [None] * len(keys), strict=True):
-        if name is not None:
-            owners[key] = (*owners.get(key, ()), name)
-    return owners
+class _Failures:
+    """The texts that `precompute` could not explain: by their keys, and how many were no texts at all."""
+
+    def __init__(self) -> None:
+        self.keys: set[bytes] = set()
+        self.unreadable = 0
+
+    def add(self, error: Exception, key: bytes | None = None) -> None:
+        """Count a text; the log says the first reason."""
+        if not self.keys and not self.unreadable:
+            log.warning("a text could not be explained and is left out: %s", first_line(error))
+        if key is None:
+            self.unreadable += 1
+        else:
+            self.keys.add(key)
+
+
+def _readable(
+    window: Sequence[tuple[str | Passage, str | None]], failures: _Failures
+) -> tuple[list[Passage], list[str | None]]:
+    """The texts that can be read, and their ids."""
+    passages, ids = list[Passage](), list[str | None]()
+    for text, name in window:
+        try:
+            passages.append(as_passage(text))
+            ids.append(name)
+        except InvalidInput as error:
+            failures.add(error)
+    return passages, ids
 
 
 class SkiRental:
@@ -200,11 +250,9 @@ class SkiRental:
 
     def should_build(self, key: bytes, query_tokens: int, document_tokens: int) -> bool:
         """Whether this look at the document should build its factors; if not, it is charged for the look."""
-        cold = self.estimate_cold(query_tokens, document_tokens)
-        build = self.estimate_build(document_tokens)
         with self._lock:
-            spent = self._spent.pop(key, 0.0) + cold
-            if spent >= build:
+            spent = self._spent.pop(key, 0.0) + self.estimate_cold(query_tokens, document_tokens)
+            if spent >= self.estimate_build(document_tokens):
                 return True
             self._spent[key] = spent
             if len(self._spent) > self._capacity:
@@ -220,19 +268,16 @@ class SkiRental:
         self._learn("cold", seconds / sum(_passes(query_tokens, n) for n in document_tokens))
 
     def _learn(self, kind: str, seconds: float) -> None:
-        other = "cold" if kind == "build" else "build"
         with self._lock:
-            if kind in self._measured:
-                self._per_pass[kind] += _SMOOTHING * (seconds - self._per_pass[kind])
-                return
-            # The first measurement turns passes into seconds: the other kind and what was spent follow.
-            scale = seconds / self._per_pass[kind]
-            self._per_pass[kind] = seconds
-            self._measured.add(kind)
-            if other not in self._measured:
-                self._per_pass[other] *= scale
+            if not self._measured:  # passes turn into seconds: the other kind and what was spent follow
+                self._per_pass = dict.fromkeys(self._per_pass, seconds)
                 for key in self._spent:
-                    self._spent[key] *= scale
+                    self._spent[key] *= seconds
+            elif kind in self._measured:
+                self._per_pass[kind] += _SMOOTHING * (seconds - self._per_pass[kind])
+            else:
+                self._per_pass[kind] = seconds
+            self._measured.add(kind)
 
 
 def _passes(rows: int, document_tokens: int) -> int:

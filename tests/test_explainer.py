@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import itertools
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 import rag_explain
 from rag_explain import Explainer, Explanation
 from rag_explain.errors import InvalidInput
+from rag_explain.results.notices import SPELLED, TRUNCATED, UNKNOWN, Notice
 from rag_explain.texts.segments import sentence_spans
 from tests.support.models import ARCHITECTURES, CORPUS, TEXTS, tiny
 
@@ -119,6 +122,54 @@ def test_awkward_texts_have_a_defined_result(kind, text):
         assert Explanation.from_json(explanation.to_json()).matrix.shape == explanation.matrix.shape
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        "bilrp",
+        "hxp",
+        "ij",
+        "ij-exact",
+        "pooled",
+        "alignment",
+        "bti",
+        "embeddings",
+        "gradient",
+        "integrated-gradients",
+        "random",
+    ],
+)
+def test_every_method_says_first_what_was_not_read(method):
+    model = tiny("bert", "cls" if method == "pooled" else "mean", similarity_fn_name="euclidean")
+    model.max_seq_length = 8
+    query, document = "the 🐝", "🚗 the cat sat on the mat and looked at the moon"
+    explanation = Explainer(model, method).explain(query, document)
+    reading, others = explanation.notices[:3], explanation.notices[3:]
+    expected = [(UNKNOWN, "query"), (UNKNOWN, "document"), (TRUNCATED, "document")]
+    assert [(notice.code, notice.side) for notice in reading] == expected
+    assert not {UNKNOWN, SPELLED, TRUNCATED} & {notice.code for notice in others}
+    assert explanation.surrogate is not None  # which is what the others say
+    later = explanation.with_notices(Notice(SPELLED, "said last", side="query"))
+    assert later.notices == (*reading, later.notices[3], *others)
+    assert later.notices[3].text == "said last"
+
+
+def test_what_is_made_of_explanations_keeps_what_was_not_read():
+    with Explainer(tiny("bert")) as explainer:
+        said = explainer.explain("the 🐝", "🚗 sat").notices
+        assert len(said) == 2
+        contrast = explainer.contrast("the 🐝", "🚗 sat", "🚗 sat")
+        assert contrast.wanted.notices == contrast.got.notices == said
+        compared = explainer.compare("the 🐝", "🚗 sat", ["bilrp", "bti"])
+        assert [row.explanation.notices for row in compared.rows] == [said, said]
+        parts = explainer.subspaces("the 🐝", "🚗 sat", {"first": (0, 4)})
+        assert {part.notices for part in parts.values()} == {said}
+        (factors,) = explainer.factor(["🚗 sat"])
+        assert factors.notices == said[1:]
+        assert not factors.truncated
+    for explanation in (contrast.got, *parts.values()):
+        assert Explanation.from_json(explanation.to_json()).notices == said
+
+
 def test_nothing_to_explain(explainer):
     assert explainer.explain_many(QUERY, []) == []
     assert explainer.factor([]) == []
@@ -191,3 +242,11 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) < 2.0
+
+
+def test_a_copy_of_an_explainer_is_itself_and_a_pickle_is_refused_with_what_to_do(explainer: Explainer) -> None:
+    for one in (explainer, explainer.store, explainer.scorer.encoder):
+        assert copy.copy(one) is copy.deepcopy(one) is one
+        with pytest.raises(InvalidInput, match="cannot be pickled: "):
+            pickle.dumps(one)
+    assert copy.deepcopy({"of": [explainer]})["of"][0].explain(QUERY, TEXTS[0]).gap is not None

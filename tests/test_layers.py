@@ -15,35 +15,40 @@ PACKAGE = ROOT / "rag_explain"
 
 # Every module, from the bottom up: each knows only modules that stand before it. A package stands after its modules.
 LAYERS = """
-    errors _torch
-    texts.tokens texts.passage texts.segments texts.units texts.chunking texts
-    results.notices results.serialization results.readonly results.metric results.display results.deferred
-    results.grouping results.explanation results.contrast results.comparison results.hits results
+    errors _torch probes
+    texts.tokens texts.passage texts.segments texts.units texts
+    results.notices results.stages results.serialization results.readonly results.metric results.display
+    results.deferred results.explanation results.contrast results.comparison results.hits results.precomputed
+    results
     factors pairing types
-    encoder.batch encoder.reading encoder.identity encoder.working_copy encoder.reference encoder.loading
-    encoder.model encoder shifted
+    encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
+    encoder.probing encoder.watch
+    encoder.reference encoder.loading encoder.model encoder shifted
     linear.rules linear.identity linear.workspace linear.operations linear.rearrangements linear.early_pooling
     linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear
-    scorers.base scorers.bi_encoder scorers.multi_vector scorers.checks scorers.resolve scorers
+    scorers.base scorers.bi_encoder scorers.multi_vector scorers.checks scorers
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.integration_path methods.jacobian
-    methods.baselines methods.bti methods.alignment methods.slices methods.registry methods
+    methods.baselines methods.bti methods.alignment methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
     planner explainer
-    retrieval.truth retrieval.sharing retrieval.adapter retrieval.saved_index retrieval.faiss retrieval faiss
-    log.redaction log.compact log.record log.files log.reader log.erasure log.sinks log.sinks.otel log.otel
+    retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
+    retrieval.engines retrieval.truth retrieval.stages retrieval.sharing retrieval.adapter retrieval.saved_index
+    retrieval.faiss retrieval faiss
+    log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
     log.writer log.runs log.verify log.diff log
-    render.sentences render.palette render.blocks render.pieces
+    render.sentences render.palette render.blocks
     render.views.explanation render.views.hits render.views.contrast render.views.comparison render.views
     render.terminal render.notebook render.page render.plot render
-    cli.model cli.output cli.explain cli.index cli.search cli.demo cli.doctor cli.store cli.log cli
+    cli.output cli.explain cli.index cli.search cli.demo cli.doctor cli.store cli.log cli
 """
 ORDER = LAYERS.split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 # A result is drawn by render, which it imports inside the methods that show it: the only way up.
 DRAWN = ("results", "render")
 FRAMEWORKS = (
+    "chromadb",
     "faiss",
     "langchain_core",
     "langchain_community",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ import torch
 
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput, StoreError
+from rag_explain.results.notices import TRUNCATED, UNKNOWN
+from rag_explain.results.precomputed import Precomputed
 from rag_explain.store import Store
 from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Unit
 from tests.support.models import CORPUS, tiny
 
 QUERY = "the cat looked at paris"
@@ -125,8 +129,8 @@ def test_precompute_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: py
     with Explainer(tiny("bert"), store=tmp_path) as explainer, pytest.raises(KeyboardInterrupt):
         explainer.precompute(interrupted(), progress=False)
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
-        assert explainer.precompute(texts, progress=False) == 20
-        assert explainer.precompute(texts, progress=False) == 0
+        assert explainer.precompute(texts, progress=False).built == 20
+        assert explainer.precompute(texts, progress=False).built == 0
 
 
 def test_precompute_does_not_work_for_nothing(tmp_path: Path) -> None:
@@ -137,7 +141,7 @@ def test_precompute_does_not_work_for_nothing(tmp_path: Path) -> None:
 
 def test_precompute_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
-        assert explainer.precompute([*CORPUS, CORPUS[0]]) == 5
+        assert explainer.precompute([*CORPUS, CORPUS[0]]).built == 5
     captured = capsys.readouterr()
     assert "6/6" in captured.err
     assert captured.out == ""
@@ -155,7 +159,7 @@ def test_documents_are_erased_by_id(tmp_path: Path) -> None:
 def test_ids_are_added_to_documents_that_are_kept_already(tmp_path: Path) -> None:
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
         explainer.precompute([CORPUS[0]], progress=False)
-        assert explainer.precompute([CORPUS[0]], progress=False, ids=["late"]) == 0
+        assert explainer.precompute([CORPUS[0]], progress=False, ids=["late"]).built == 0
         assert explainer.store.forget(["late"]) == 1
 
 
@@ -165,11 +169,69 @@ def test_wrong_ids_are_refused() -> None:
             explainer.explain_many(QUERY, CORPUS, ids=["a"])
         with pytest.raises(InvalidInput, match="one id"):
             explainer.explain_many(QUERY, ["x", "y"], ids="ab")
-        with pytest.raises(ValueError):
-            explainer.precompute(CORPUS, progress=False, ids=["a"])
         with pytest.raises(InvalidInput, match="list"):
             explainer.precompute("one text")
+        with pytest.raises(InvalidInput, match="list"):
+            explainer.explain_many(QUERY, None)  # type: ignore[arg-type]  # the mistake under test
         assert explainer.explain_many(QUERY, []) == []
+
+
+@pytest.mark.parametrize("ids", [[17], [b"a"], 17, ["a", "b"], [], "a"])
+def test_ids_that_no_store_could_find_again_are_refused_at_once(ids: Any) -> None:
+    with Explainer(tiny("bert")) as explainer:
+        for texts in (CORPUS[:1], (text for text in CORPUS[:1])):
+            with pytest.raises(InvalidInput, match="id"):
+                explainer.precompute(texts, progress=False, ids=ids)
+        if isinstance(ids, list):
+            with pytest.raises(InvalidInput, match="id"):
+                explainer.precompute(CORPUS[:1], progress=False, ids=iter(ids))
+        with pytest.raises(InvalidInput, match="id"):
+            explainer.explain_many(QUERY, CORPUS[:1], ids=ids)
+        assert explainer.store.info()["memory"] == Store().info()["memory"]
+
+
+def test_precompute_counts_what_was_built_kept_and_failed(caplog: pytest.LogCaptureFixture) -> None:
+    with Explainer(tiny("bert")) as explainer:
+        texts = [CORPUS[0], None, *CORPUS, "\ud800", CORPUS[0]]
+        assert explainer.precompute(texts, progress=False) == Precomputed(built=5, kept=7, failed=2)  # type: ignore[arg-type]
+        assert "a text must be a string, not NoneType" in caplog.text
+        assert len(caplog.records) == 1
+        done = explainer.precompute([*CORPUS, "moon"], progress=False)
+        assert done == Precomputed(built=1, kept=6, failed=0)
+        assert str(done) == "1 texts were built now, 6 of those given are in the store, none failed"
+
+
+def test_precompute_does_not_say_that_a_small_store_keeps_all() -> None:
+    texts = [f"{sentence} {number}" for number in range(20) for sentence in CORPUS]
+    with Explainer(tiny("bert"), store=Store(memory_bytes=20_000)) as explainer:
+        done = explainer.precompute(texts, progress=False)
+        explained = explainer.explain_many(QUERY, texts)
+        assert done.built == 100
+        assert 0 < done.kept == paths(explained).count("memory") < 100
+
+
+@pytest.mark.parametrize("stage", ["read", "factor"])
+def test_a_text_that_makes_the_model_fail_does_not_stop_the_others(
+    stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explainer = Explainer(tiny("bert"))
+    owner: Any = explainer.scorer if stage == "read" else explainer.method
+    right = getattr(owner, stage)
+
+    def poisoned(first: Any, *more: Any) -> Any:
+        passages = first if stage == "read" else first.passages
+        if any("moon" in passage.text for passage in passages):
+            raise RuntimeError("moonstruck")
+        return right(first, *more)
+
+    monkeypatch.setattr(owner, stage, poisoned)
+    assert explainer.precompute([*CORPUS, CORPUS[0]]) == Precomputed(built=4, kept=4, failed=2)
+    assert "6/6" in capsys.readouterr().err
+
+
+def test_alignment_counts_a_text_without_words_as_failed() -> None:
+    explainer = Explainer(tiny("bert"), "alignment")
+    assert explainer.precompute(["", *CORPUS], progress=False) == Precomputed(built=5, kept=5, failed=1)
 
 
 def test_threads_build_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,3 +293,19 @@ def test_a_store_that_was_given_open_stays_open(tmp_path: Path) -> None:
         assert store.info()["disk"]["rows"] == 1
         with Explainer(tiny("bert"), store=store) as explainer:
             assert paths(explainer.explain_many(QUERY, CORPUS[:1])) == ["memory"]
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "sentence"])
+def test_every_path_says_the_same_about_what_was_not_read(unit: Unit, tmp_path: Path) -> None:
+    model = tiny("bert")
+    model.max_seq_length = 12
+    document = f"🐝 xyzzy {CORPUS[0]} {CORPUS[1]}"
+    with Explainer(model, store=tmp_path) as explainer:
+        found = [explainer.explain(QUERY + " 🚗", document, unit=unit) for _ in range(12)]
+        assert {"cold", "built", "memory"} <= set(paths(found))
+    with Explainer(model, store=tmp_path) as explainer:
+        found.append(explainer.explain(QUERY + " 🚗", document, unit=unit))
+        assert paths(found)[-1] == "disk"
+    expected = [(UNKNOWN, "query"), (UNKNOWN, "document"), (TRUNCATED, "document")]
+    assert [(notice.code, notice.side) for notice in found[0].notices] == expected
+    assert {one.notices for one in found} == {found[0].notices}

@@ -73,9 +73,27 @@ def test_composite_operations_come_apart():
 
 def test_writes_are_counted():
     x = torch.zeros(2)
-    before = _torch.writes(x)
+    before = _torch.written([x])
+    assert _torch.written([x]) == before
     x.add_(1)
-    assert _torch.writes(x) == before + 1
+    after = _torch.written([x])
+    assert after != before
+    x.data = torch.ones(2)
+    assert _torch.written([x]) != after
+
+
+def test_what_a_module_keeps_its_parts_and_hooks_in():
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    parameters, buffers, modules = _torch.parts(module[0])
+    assert list(parameters) == ["weight", "bias"]
+    assert "running_mean" in buffers
+    assert list(_torch.parts(module)[2].values()) == [module[0]]
+    assert not modules
+    handles = [module.register_forward_pre_hook(lambda *a: None), module.register_forward_hook(lambda *a: None)]
+    assert list(map(len, _torch.forward_hooks(module))) == [1, 1]
+    for handle in handles:
+        handle.remove()
+    assert list(map(len, _torch.forward_hooks(module))) == [0, 0]
 
 
 def test_a_compiled_module_runs_its_own_forward_again():

@@ -1,20 +1,18 @@
 """rag-explain, the command line. Each command is a module that `add` registers; heavy imports happen when it runs."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
 
 from rag_explain import __version__
 from rag_explain.cli import demo, doctor, explain, index, log, search, store
-from rag_explain.errors import RagExplainError
+from rag_explain.errors import RagExplainError, first_line
 
 _COMMANDS = (explain, index, search, demo, doctor, store, log)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; an error made on purpose is one line on stderr and exit code 2."""
+    """Run one command; an error is one line on stderr and exit code 2. `python -X dev` shows unexpected ones whole."""
     top = argparse.ArgumentParser(prog="rag-explain", description="Why did the retriever return this document?")
     top.add_argument("--version", action="version", version=f"rag-explain {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -22,11 +20,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add(commands)
     arguments = top.parse_args(argv)
     try:
-        code: int = arguments.run(arguments)
+        code: int = arguments.run(arguments) or 0
     except RagExplainError as error:
         print(f"rag-explain: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `rag-explain ... | head`
         sys.stderr.close()
         return 1
+    except Exception as error:  # a file, a system or a library that is not as we know it
+        if sys.flags.dev_mode:
+            raise
+        print(f"rag-explain: {arguments.command} failed: {first_line(error)}", file=sys.stderr)
+        return 2
     return code

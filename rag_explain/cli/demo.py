@@ -1,13 +1,11 @@
 """rag-explain demo: the main job, end to end, on the embedded defaults."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from importlib.resources import files
 from typing import Any
 
-from rag_explain.cli.model import add_model_arguments, make_explainer
+from rag_explain.cli.explain import add_model_arguments, make_explainer
 from rag_explain.cli.output import write
 from rag_explain.cli.search import add_result_arguments
 
@@ -29,7 +27,7 @@ def add(commands: Any) -> None:
     command.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from rag_explain.faiss import FaissRetriever
@@ -47,10 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
         others = " | ".join(f'"{query}"' for query in _OTHERS if query != arguments.query)
         text = f"{len(documents)} paragraphs were searched. Try: rag-explain demo {others}"
         Console(highlight=False).print(text, markup=False)
-    return 0
 
 
 def corpus() -> list[dict[str, str]]:
     """The paragraphs of the demo: id, topic, text."""
-    lines = files("rag_explain.cli").joinpath("corpus.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    lines = files("rag_explain.cli").joinpath("corpus.jsonl").read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]

@@ -1,7 +1,5 @@
 """rag-explain doctor MODEL: what can be explained of a model, measured."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

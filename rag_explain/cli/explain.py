@@ -1,12 +1,15 @@
-"""rag-explain explain QUERY DOCUMENT"""
+"""rag-explain explain QUERY DOCUMENT; and how every command that explains is told with which model and method."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rag_explain.cli.model import add_model_arguments, make_explainer
 from rag_explain.cli.output import add_output_arguments, write
+from rag_explain.encoder.loading import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rag_explain.explainer import Explainer
 
 
 def add(commands: Any) -> None:
@@ -18,7 +21,31 @@ def add(commands: Any) -> None:
     command.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     with make_explainer(arguments) as explainer:
         write(explainer.explain(arguments.query, arguments.document), arguments)
-    return 0
+
+
+def add_model_arguments(command: argparse.ArgumentParser) -> None:
+    """--model, --method, --layer, --device, --store."""
+    command.add_argument("--model", default=DEFAULT_MODEL, help="name or folder of a sentence-transformers model")
+    command.add_argument("--method", default=None, help="explanation method (default: bilrp)")
+    command.add_argument("--layer", type=int, default=None, help="attribute to the input of this encoder block")
+    command.add_argument("--device", default=None, help="where to compute, for example cpu or cuda")
+    command.add_argument("--store", default=None, help="folder in which documents' factors are kept")
+
+
+def make_explainer(arguments: argparse.Namespace) -> Explainer:
+    """The Explainer that the arguments ask for."""
+    options = {name: getattr(arguments, name) for name in ("layer", "device", "store")}
+    return load_explainer(arguments.model, arguments.method, **options)
+
+
+def load_explainer(model: str, method: str | None, **options: Any) -> Explainer:
+    """An Explainer, loaded without progress bars."""
+    from transformers.utils import logging
+
+    from rag_explain.explainer import Explainer
+
+    logging.disable_progress_bar()
+    return Explainer(model, method, **options)

@@ -1,15 +1,12 @@
 """rag-explain index FILE|DIR..."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rag_explain.cli.model import add_model_arguments, make_explainer
+from rag_explain.cli.explain import add_model_arguments, make_explainer
 from rag_explain.errors import InvalidInput
 
 DEFAULT_FOLDER = Path(".rag-explain")
@@ -18,13 +15,12 @@ _TEXT_FIELDS = ("text", "page_content", "content", "body", "abstract")
 _ID_FIELDS = ("id", "_id", "doc_id")
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A whole text from a file, before it is cut into chunks."""
 
     name: str
     text: str
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any]
 
 
 def add(commands: Any) -> None:
@@ -36,12 +32,14 @@ def add(commands: Any) -> None:
     command.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from rag_explain.encoder.chunking import chunk_spans
     from rag_explain.faiss import FaissRetriever
-    from rag_explain.texts.chunking import chunk_spans
 
+    if arguments.index.exists() and not arguments.index.is_dir():  # known before anything is embedded
+        raise InvalidInput(f"{arguments.index} is a file: give a folder, or a path for a new one, as --index")
     console = Console(stderr=True)
     documents = [document for path in arguments.paths for document in read_documents(path)]
     with make_explainer(arguments) as explainer, console.status("embedding"):
@@ -57,15 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
         folder = Path(arguments.model)
         retriever.save(arguments.index, model=str(folder.resolve()) if folder.is_dir() else None)
     console.print(f"{len(texts)} chunks of {len(documents)} documents are in {arguments.index}", highlight=False)
-    return 0
 
 
 def read_documents(path: Path) -> Iterator[Document]:
     """The documents of one file, or of all text files below a folder, in the order of their names."""
     if path.is_dir():
         files = (file for file in path.rglob("*") if file.suffix.lower() in _SUFFIXES and file.is_file())
-        names = sorted(file.relative_to(path) for file in files)
-        names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+        inside = (file.relative_to(path) for file in files)
+        names = sorted(name for name in inside if not any(part.startswith(".") for part in name.parts))
         if not names:
             raise InvalidInput(f"there is no {', '.join(_SUFFIXES)} file in {path}")
         for name in names:
@@ -84,18 +81,18 @@ def _read(file: Path, name: str) -> Iterator[Document]:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{file} is not UTF-8 at byte {error.start}: convert it first") from error
     if file.suffix.lower() == ".jsonl":
-        for number, line in enumerate(content.splitlines(), 1):
+        for number, line in enumerate(content.split("\n"), 1):  # not splitlines: JSON may hold other line ends
             if line.strip():
                 yield _parse(line, f"{name}:{number}")
     elif content.strip():
-        yield Document(name, content)
+        yield Document(name, content, {})
 
 
 def _parse(line: str, where: str) -> Document:
     """One line of JSON: a text, perhaps an id, and metadata."""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{where} is not JSON: {error}") from error
     key = next((key for key in _TEXT_FIELDS if isinstance(record, dict) and key in record), None)
     if key is None:

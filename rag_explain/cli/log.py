@@ -4,74 +4,88 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rag_explain.cli.explain import load_explainer
+from rag_explain.cli.output import count
 from rag_explain.errors import InvalidInput, LogError
-from rag_explain.render.sentences import one_line
+from rag_explain.log import erase, find, records, summaries
+from rag_explain.log.diff import Move, diff
+from rag_explain.log.record import LoggedHit
+from rag_explain.log.verify import Explainers, verify
+from rag_explain.render.sentences import one_line, ranked, unread
+from rag_explain.results.hits import Hits
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
-    from rag_explain.log.diff import Move
-    from rag_explain.log.record import LoggedHit
-    from rag_explain.log.verify import Explainers
-    from rag_explain.results.explanation import Explanation
 
 
 def add(commands: Any) -> None:
-    """Register the command and what it can do."""
     command = commands.add_parser("log", help="read, check, compare and erase logged explanations")
     actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    listing = _action(actions, "list", _list, "one line per record, the newest last")
-    listing.add_argument("--limit", type=int, default=None, help="only the newest records")
-    listing.add_argument("--document", default=None, help="only records in which this document was retrieved")
-    listing.add_argument("--json", action="store_true", help="one JSON object per line")
+    action = _action(actions, "list", _list, "one line per record, the newest last")
+    action.add_argument("--limit", type=count, default=None, help="only the newest records")
+    action.add_argument("--document", default=None, help="only records in which this document was retrieved")
+    action.add_argument("--json", action="store_true", help="one JSON object per line")
 
-    show = _action(actions, "show", _show, "one record: answer, documents, strongest word pairs")
-    show.add_argument("id", help="the record's id, or enough of its beginning")
-    show.add_argument("--pairs", type=int, default=5, help="word pairs per document (default: 5)")
-    show.add_argument("--json", action="store_true", help="print the record as it stands in the log")
+    action = _action(actions, "show", _show, "one record: answer, documents, strongest word pairs")
+    action.add_argument("id", help="the record's id, or enough of its beginning")
+    action.add_argument("--pairs", type=count, default=5, help="word pairs per document (default: 5)")
+    action.add_argument("--json", action="store_true", help="print the record as it stands in the log")
 
-    export = _action(actions, "export", _export, "records as JSON lines, or as one HTML page")
-    export.add_argument("--id", default=None, help="only this record")
-    export.add_argument("--format", choices=("jsonl", "html"), default="jsonl")
-    export.add_argument("-o", "--output", default=None, help="a file (default: standard output)")
+    action = _action(actions, "export", _export, "records as JSON lines, or as one HTML page")
+    action.add_argument("--id", default=None, help="only this record")
+    action.add_argument("--format", choices=("jsonl", "html"), default="jsonl")
+    action.add_argument("-o", "--output", default=None, help="a file (default: standard output)")
 
-    verify = _action(actions, "verify", _verify, "check digests and hashes, and compute explanations again")
-    verify.add_argument("--id", default=None, help="only this record")
-    verify.add_argument("--model", default=None, help="the encoder at hand (default: the one each record names)")
-    verify.add_argument("--device", default=None, help="where to compute, for example cpu or cuda")
-    verify.add_argument("--no-model", action="store_true", help="check digests and hashes only")
-    verify.add_argument("--documents", default=None, help='today\'s texts: JSON lines with "id" and "text"')
-    verify.add_argument("--tolerance", type=float, default=1e-4, help="in score units (default: 1e-4)")
-    verify.add_argument("--key-file", default=None, help="the key of keyed hashes")
+    action = _action(actions, "verify", _verify, "check digests and hashes, and compute explanations again")
+    action.add_argument("--id", default=None, help="only this record")
+    action.add_argument("--model", default=None, help="the encoder at hand (default: the one each record names)")
+    action.add_argument("--device", default=None, help="where to compute, for example cpu or cuda")
+    action.add_argument("--no-model", action="store_true", help="check digests and hashes only")
+    action.add_argument("--documents", default=None, help='today\'s texts: JSON lines with "id" and "text"')
+    tolerance = "relative to the sum of |pairs| or |score| (default: 1e-4)"
+    action.add_argument("--tolerance", type=float, default=1e-4, help=tolerance)
+    action.add_argument("--key-file", default=None, help="the key of keyed hashes")
 
-    diff = _action(actions, "diff", _diff, "compare two logs of the same queries")
-    diff.add_argument("after", help="the later log")
-    diff.add_argument("--all", action="store_true", help="also documents whose rank is the same")
-    diff.add_argument("--pairs", type=int, default=5, help="word pairs per document (default: 5)")
-    diff.add_argument("--json", action="store_true", help="one JSON object per line")
+    action = _action(actions, "diff", _diff, "compare two logs of the same queries")
+    action.add_argument("after", help="the later log")
+    action.add_argument("--all", action="store_true", help="also documents whose rank is the same")
+    action.add_argument("--pairs", type=count, default=5, help="word pairs per document (default: 5)")
+    action.add_argument("--json", action="store_true", help="one JSON object per line")
 
-    erase = _action(actions, "erase", _erase, "remove records or documents for good")
-    erase.add_argument("--record", action="append", default=[], metavar="ID", help="a whole record")
-    erase.add_argument("--document", action="append", default=[], metavar="ID", help="a document, in every record")
+    action = _action(actions, "erase", _erase, "remove records or documents for good")
+    action.add_argument("--record", action="append", default=[], metavar="ID", help="a whole record")
+    action.add_argument("--document", action="append", default=[], metavar="ID", help="a document, in every record")
 
 
 def _action(actions: Any, name: str, run: Any, about: str) -> argparse.ArgumentParser:
     action: argparse.ArgumentParser = actions.add_parser(name, help=about, description=about)
     action.add_argument("path", help="the log's folder, or one file of it")
-    action.set_defaults(run=run)
+    action.set_defaults(run=partial(_warning, run))
     return action
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    from rag_explain.log import summaries
+def _warning(run: Callable[[argparse.Namespace], int | None], arguments: argparse.Namespace) -> int | None:
+    """Run an action, with the log's warnings on standard error: which files could not be read whole."""
+    logger, handler = logging.getLogger("rag_explain.log"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("rag-explain: %(message)s"))
+    logger.addHandler(handler)
+    try:
+        return run(arguments)
+    finally:
+        logger.removeHandler(handler)
 
+
+def _list(arguments: argparse.Namespace) -> None:
     wanted = arguments.document
     found = [summary for summary in summaries(arguments.path) if wanted is None or wanted in summary.documents]
     for summary in found if arguments.limit is None else found[max(0, len(found) - arguments.limit) :]:
@@ -83,32 +97,34 @@ def _list(arguments: argparse.Namespace) -> int:
         time = summary.time.strftime("%Y-%m-%d %H:%M:%S")
         explained = f"{summary.explained}/{len(summary.documents)}"
         print(f"{summary.id}  {time}  {explained:>5}  {one_line(summary.query, 70)}")
-    return 0
 
 
-def _show(arguments: argparse.Namespace) -> int:
-    from rag_explain.log import find
-
+def _show(arguments: argparse.Namespace) -> None:
     record = find(arguments.path, arguments.id)
     if arguments.json:
         print(record.to_json())
-        return 0
+        return
     print(f"{record.id}  {record.time:%Y-%m-%d %H:%M:%S} UTC")
     print(f"query   {one_line(record.query, 300)}")
     print(f"answer  {one_line(record.answer, 300)}")
+    explained = (hit.explanation.outline for hit in record.logged_hits if hit.explanation is not None)
+    for sentence in dict.fromkeys(text for one in explained for text in unread(one, "query")):
+        print(f"! {one_line(sentence, 300)}")
     for hit in record.logged_hits:
         print("", *_hit_lines(hit, arguments.pairs), sep="\n")
-    return 0
 
 
 def _hit_lines(hit: LoggedHit, count: int) -> Iterator[str]:
     score = "no score" if hit.score is None else f"{hit.score:.4f}"
     name = one_line(hit.id, 80) or "(erased)"
     yield f"{hit.rank}. {name}  {one_line(hit.metric, 40)} {score}  {one_line(hit.text, 80)}"
+    if ranked(hit.stages):
+        yield f"   {one_line(ranked(hit.stages), 300)}"
     why = hit.explanation
     if why is None:
         yield f"   not explained: {one_line(hit.reason or hit.status, 300)}"
         return
+    yield from (f"   ! {one_line(sentence, 300)}" for sentence in unread(why.outline, "document"))
     gap = "not additive" if why.gap is None else f"gap {why.gap:+.1e}"
     figures = f"score {why.outline.score:.4f}, {gap}, unattributed {why.unattributed:+.4f}"
     yield f"   {why.outline.method}, {one_line(why.outline.model, 80)}: {figures}"
@@ -119,32 +135,26 @@ def _hit_lines(hit: LoggedHit, count: int) -> Iterator[str]:
         yield f"   {pair.value:+.4f}  {pair.share:6.1%} of |pairs|  {' ~ '.join(sides)}"
 
 
-def _export(arguments: argparse.Namespace) -> int:
-    from rag_explain.log import find, records
-
+def _export(arguments: argparse.Namespace) -> None:
     found = iter([find(arguments.path, arguments.id)]) if arguments.id else records(arguments.path)
     texts: Iterable[str] = (record.to_json() + "\n" for record in found)
     if arguments.format == "html":
-        from rag_explain.results.hits import Hits
-
         texts = [Hits(hit for record in found for hit in record.hits).to_html()]
     if arguments.output is None:
         sys.stdout.writelines(texts)
-        return 0
+        return
     try:
         with Path(arguments.output).open("w", encoding="utf-8") as file:
             file.writelines(texts)
     except OSError as error:
         raise LogError(f"{arguments.output} cannot be written: {error.strerror}") from error
-    return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     """Exit code 1 when something does not hold; 0 when everything that could be checked does."""
-    from rag_explain.log.verify import verify
-
     explainers = None if arguments.no_model else _explainers(arguments.model, arguments.device)
-    documents, key = _read_documents(arguments.documents), _read_key(arguments.key_file)
+    documents = {} if arguments.documents is None else _read_documents(arguments.documents)
+    key = None if arguments.key_file is None else _read_key(arguments.key_file)
     chosen = {"record_id": arguments.id, "tolerance": arguments.tolerance}
     outcomes: Counter[str] = Counter()
     for verdict in verify(arguments.path, explainers, documents=documents, hash_key=key, **chosen):
@@ -158,26 +168,15 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _explainers(model: str | None, device: str | None) -> Explainers:
     """One Explainer for each model, method and settings that the records name."""
-    made: dict[str, Explainer] = {}
 
-    def explainer(logged: Explanation) -> Explainer:
-        from transformers.utils import logging
+    @cache
+    def made(name: str, method: str, settings: str) -> Explainer:
+        return load_explainer(name, method, device=device, **json.loads(settings))  # settings are options by name
 
-        from rag_explain.explainer import Explainer
-
-        logging.disable_progress_bar()
-        name, settings = model or logged.model, dict(logged.settings)
-        key = json.dumps([name, logged.method, settings], sort_keys=True)
-        if key not in made:
-            made[key] = Explainer(name, logged.method, device=device, **settings)  # settings are options by name
-        return made[key]
-
-    return explainer
+    return lambda logged: made(model or logged.model, logged.method, json.dumps(dict(logged.settings), sort_keys=True))
 
 
-def _read_documents(path: str | None) -> dict[str, str]:
-    if path is None:
-        return {}
+def _read_documents(path: str) -> dict[str, str]:
     try:
         with Path(path).open(encoding="utf-8") as file:
             rows = [json.loads(line) for line in file if line.strip()]
@@ -186,18 +185,14 @@ def _read_documents(path: str | None) -> dict[str, str]:
         raise InvalidInput(f'{path} must hold JSON lines with "id" and "text": {error}') from error
 
 
-def _read_key(path: str | None) -> bytes | None:
-    if path is None:
-        return None
+def _read_key(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
         raise InvalidInput(f"the key file {path} cannot be read: {error.strerror}") from error
 
 
-def _diff(arguments: argparse.Namespace) -> int:
-    from rag_explain.log.diff import diff
-
+def _diff(arguments: argparse.Namespace) -> None:
     compared = moved = 0
     query = None
     for move in diff(arguments.path, arguments.after, top=arguments.pairs):
@@ -214,7 +209,6 @@ def _diff(arguments: argparse.Namespace) -> int:
         print(*_move_lines(move), sep="\n")
     if not arguments.json:
         print(f"\n{moved} of {compared} documents moved")
-    return 0
 
 
 def _move_lines(move: Move) -> Iterator[str]:
@@ -232,9 +226,5 @@ def _both(form: str, before: float | None, after: float | None, missing: str = "
     return " -> ".join(missing if value is None else form.format(value) for value in (before, after))
 
 
-def _erase(arguments: argparse.Namespace) -> int:
-    from rag_explain.log import erase
-
-    changed = erase(arguments.path, records=arguments.record, documents=arguments.document)
-    print(f"{changed} records changed")
-    return 0
+def _erase(arguments: argparse.Namespace) -> None:
+    print(f"{erase(arguments.path, records=arguments.record, documents=arguments.document)} records changed")

@@ -1,13 +1,11 @@
 """rag-explain search QUERY"""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any
 
+from rag_explain.cli.explain import add_model_arguments, make_explainer
 from rag_explain.cli.index import DEFAULT_FOLDER
-from rag_explain.cli.model import add_model_arguments, make_explainer
 from rag_explain.cli.output import add_output_arguments, write
 
 
@@ -27,11 +25,10 @@ def add_result_arguments(command: argparse.ArgumentParser) -> None:
     add_output_arguments(command, top=3)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from rag_explain.faiss import FaissRetriever, read_manifest
 
     arguments.model = arguments.model or read_manifest(arguments.index)["model"]
     with make_explainer(arguments) as explainer:
         retriever = FaissRetriever.load(arguments.index, explainer)
         write(retriever.search(arguments.query, arguments.k, top=arguments.explain), arguments)
-    return 0

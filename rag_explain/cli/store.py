@@ -1,15 +1,14 @@
 """rag-explain store info | verify | prune | export | forget: look after a folder of documents' factors."""
 
-from __future__ import annotations
-
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from rag_explain.errors import InvalidInput, StoreError
+from rag_explain.errors import InvalidInput, StoreError, in_words
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -37,21 +36,24 @@ def add(commands: Any) -> None:
 
 
 def _open(arguments: argparse.Namespace, *, readonly: bool = False) -> Any:
-    """The store, which must exist unless it is a bucket."""
+    """The store, which must exist; of a bucket, that is not known before it is asked."""
     from rag_explain.store import Store
+    from rag_explain.store.remote import Bucket
 
     place = arguments.store
     if "://" in place:
-        return Store(remote=place, readonly=readonly)
-    if not any(Path(place).glob("factors.sqlite*")):
+        return Store(remote=Bucket(place, make=False), readonly=readonly)
+    with in_words(StoreError, f"the store at {place} may not be read by this user"):
+        found = Path(place).is_dir() and any(name.startswith("factors.sqlite") for name in os.listdir(place))
+    if not found:
         raise StoreError(f"there is no store at {place}: give the folder that an Explainer was given as `store`")
-    return Store(place, remote=arguments.remote, readonly=readonly)
+    remote = None if arguments.remote is None else Bucket(arguments.remote, make=False)
+    return Store(place, remote=remote, readonly=readonly)
 
 
-def _info(arguments: argparse.Namespace) -> int:
+def _info(arguments: argparse.Namespace) -> None:
     with _open(arguments, readonly=True) as store:
         print(json.dumps({tier: about for tier, about in store.info().items() if about}, indent=2))
-    return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -62,33 +64,38 @@ def _verify(arguments: argparse.Namespace) -> int:
             report = store.verify()
     for tier, counts in report.items():
         print(f"{tier}: {counts['rows']} rows, {counts['damaged']} damaged")
-    return 1 if any(counts["damaged"] for counts in report.values()) else 0
+    return int(any(counts["damaged"] for counts in report.values()))
 
 
-def _prune(arguments: argparse.Namespace) -> int:
+def _prune(arguments: argparse.Namespace) -> None:
     size = parse_size(arguments.max_size)
     with _open(arguments) as store:
         print(f"{store.prune(size)} rows dropped")
-    return 0
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def _export(arguments: argparse.Namespace) -> None:
     from rag_explain.store import Store
 
-    with _open(arguments) as store:
+    with _open(arguments, readonly=True) as store:
         place = arguments.target
         with Store(remote=place) if "://" in place else Store(place) as target:
             print(f"{store.export(target)} rows copied to {place}")
-    return 0
 
 
-def _forget(arguments: argparse.Namespace) -> int:
-    ids = [line.rstrip("\n") for line in sys.stdin] if arguments.ids == ["-"] else arguments.ids
+def _forget(arguments: argparse.Namespace) -> None:
+    ids = _read_ids() if arguments.ids == ["-"] else arguments.ids
     if not ids:
         raise InvalidInput("give the ids of the documents to forget, or - to read them from standard input")
     with _open(arguments) as store:
         print(f"{store.forget(ids)} rows erased")
-    return 0
+
+
+def _read_ids() -> list[str]:
+    """One id per line of standard input, which may be closed or hold anything."""
+    if sys.stdin is None:
+        raise InvalidInput("standard input is closed: give the ids of the documents to forget as arguments")
+    with in_words(InvalidInput, "the ids on standard input cannot be read", ": give one per line, in UTF-8"):
+        return [line.rstrip("\n") for line in sys.stdin]
 
 
 def parse_size(text: str) -> int:

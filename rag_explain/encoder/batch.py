@@ -1,25 +1,26 @@
 """Texts as a model reads them: tokens, features, and which positions are padding."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from rag_explain.results.notices import Notice, cut_sides
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.segments import Span
 from rag_explain.texts.tokens import Role, Token, Unit
 from rag_explain.texts.units import all_units
+
+T = TypeVar("T")
 
 
 class Side(NamedTuple):
     """One text of a pair, as a method needs it to describe the pair."""
 
     tokens: tuple[Token, ...]
-    truncated: bool
+    notices: tuple[Notice, ...]
     unit: Unit = "token"
 
 
@@ -29,7 +30,7 @@ class Batch:
 
     Attributes:
         tokens: for each text, the tokens that are not padding.
-        truncated: for each text, whether the model reads only its beginning.
+        notices: for each text, what the model could not read of it.
         spans: for each text, where its tokens stand in the passage's string; empty where that is not known.
         features: what the model's modules take: `input_ids` (D, n), `attention_mask` (D, n) and so on. Empty for a
             scorer that is no torch model.
@@ -38,7 +39,7 @@ class Batch:
     passages: tuple[Passage, ...]
     role: Role
     tokens: tuple[tuple[Token, ...], ...]
-    truncated: tuple[bool, ...]
+    notices: tuple[tuple[Notice, ...], ...]
     spans: tuple[tuple[Span, ...], ...] = ()
     features: dict[str, Any] = field(default_factory=dict)
 
@@ -46,7 +47,12 @@ class Batch:
         return len(self.passages)
 
     def side(self, index: int) -> Side:
-        return Side(self.tokens[index], self.truncated[index])
+        return Side(self.tokens[index], self.notices[index])
+
+    @property
+    def truncated(self) -> tuple[bool, ...]:
+        """For each text, whether the model reads only a part of it."""
+        return tuple(bool(cut_sides(notices)) for notices in self.notices)
 
     def groups(self, unit: Unit) -> tuple[list[tuple[Token, ...]], Tensor | None]:
         """The units of each text, and (D, n) the index of the unit that each position belongs to, -1 for padding.
@@ -81,13 +87,13 @@ class Batch:
         """Values (D, n, ...) as one tensor (n_tokens, ...) per text, without those of padding."""
         return [values[index, self.positions(index)] for index in range(len(self))]
 
-    def select(self, indices: Sequence[int]) -> Batch:
+    def select(self, indices: Sequence[int]) -> Self:
         """Some of the texts, or one several times, with no more padding than they need."""
-        return Batch(
+        return replace(
+            self,
             passages=tuple(self.passages[i] for i in indices),
-            role=self.role,
             tokens=tuple(self.tokens[i] for i in indices),
-            truncated=tuple(self.truncated[i] for i in indices),
+            notices=tuple(self.notices[i] for i in indices),
             spans=tuple(self.spans[i] for i in indices) if self.spans else (),
             features=self._selected(list(indices)) if self.features else {},
         )
@@ -113,6 +119,11 @@ class Batch:
             bucket.append(index)
         if bucket:
             yield bucket
+
+    def in_buckets(self, tokens: int, compute: Callable[[Self], Iterable[T]]) -> dict[int, T]:
+        """What `compute` gives for each text, by the text's index, in the order of the buckets it is given."""
+        parts = ((bucket, compute(self.select(bucket))) for bucket in self.buckets(tokens))
+        return {index: one for bucket, part in parts for index, one in zip(bucket, part, strict=True)}
 
 
 def used_positions(features: dict[str, Any]) -> Tensor:

@@ -1,56 +1,161 @@
-"""Which model it is: a digest of everything that decides an embedding."""
+"""Which model it is: every fact that decides an embedding, and a digest of them all.
 
-from __future__ import annotations
+A fact is anything a module tree holds that is not a tensor: classes, what stands where, plain attributes (of modules
+that people wrote too), configuration, adapters and their scaling, the tokenizer. Facts are found by walking, not by a
+list of names, so that a module nobody foresaw is not the same model as another.
+"""
 
+import copy
 import hashlib
 import json
-from collections.abc import Sequence
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rag_explain._torch import writes
+from rag_explain._torch import COMPILED, parts
+from rag_explain.encoder.reading import role_prompt
+
+Facts = dict[str, Any]  # by the path of each in the model
+
+_DEPTH = 3  # objects inside objects; deeper ones are known by their class
+# What torch keeps of every module, but for its tensors and parts, which are looked at one by one.
+_TORCH = frozenset(nn.Module().__dict__)
+# They say where a model came from, or what it did last, and nothing about what it computes.
+_NOT_DECISIVE = frozenset(
+    [
+        *("model_card_data", "trust_remote_code", "generation_config", "transformers_version", "dtype", "verbose"),
+        *("files_loaded", "init_inputs", "init_kwargs", "deprecation_warnings", "warnings_issued", "peft_config"),
+        *("_target_device", "_is_hf_initialized", "_prompt_length_mapping", "_similarity", "_similarity_pairwise"),
+        *("_chat_template_suffix_cache", "_method_signature_cache", "_model_card_text", "_model_card_vars"),
+        *("_accelerate_placement_hook", "_hf_hook", "_require_grads_hook", "_require_grads_hooks"),
+        *("_output_capturing_hooks_installed", "_is_accelerate_prepared", "gradient_checkpointing"),
+        *("_gradient_checkpointing_func", "chat_template", COMPILED),
+    ]
+)
+_NOT_DECISIVE_ENDINGS = ("name_or_path", "_file", "_folder", "_dir")
+_SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, Enum)
+_CLOSED = (*_SIMPLE, nn.Module, Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, partial)
 
 
-class Identity:
-    """The fingerprint of a working copy, computed again when weights were changed in place.
+class Place(NamedTuple):
+    """Where a fact is kept: `owner[key]`, an attribute of the module or object at `path`."""
 
-    `parameters` are the copy's: walking the module tree on every call would cost as much as a short query. `settings`
-    are what else decides an embedding: prompts, lengths, the measure.
-    """
+    path: str
+    owner: dict[str, Any]
+    key: str
 
-    def __init__(self, copy: Any, parameters: Sequence[Tensor], settings: dict[str, Any]) -> None:
-        self._copy, self._parameters, self._settings = copy, parameters, settings
-        self._known: tuple[tuple[Any, ...], str] | None = None
 
-    @property
-    def fingerprint(self) -> str:
-        """32 hexadecimal digits."""
-        weights = self._parameters
-        state = (weights[0].dtype, *map(writes, weights), *map(Tensor.data_ptr, weights))
-        if self._known is None or self._known[0] != state:
-            self._known = (state, self._digest())
-        return self._known[1]
+def places(model: nn.Module) -> Iterator[Place]:
+    """Every attribute of a model's modules, and of the objects in them, that can decide an embedding."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        yield from _places(f"{path}.", vars(module), seen, _TORCH)
 
-    def _digest(self) -> str:
-        first = self._copy[0]
-        description = {
-            "modules": [
-                (type(module).__name__, getattr(module, "get_config_dict", lambda: None)())
-                for module in self._copy.children()
-            ],
-            "model": {k: v for k, v in first.config.to_dict().items() if not k.startswith("_")},
-            "tokenizer": hashlib.blake2b(first.tokenizer.backend_tokenizer.to_str().encode()).hexdigest(),
-            **self._settings,
-        }
-        digest = hashlib.blake2b(json.dumps(description, sort_keys=True, default=str).encode(), digest_size=16)
-        # hashlib releases the interpreter lock: large weights are read by several threads at once.
-        with ThreadPoolExecutor() as pool:
-            for part in pool.map(_tensor_digest, self._copy.state_dict().values()):
-                digest.update(part)
-        return digest.hexdigest()
+
+def _places(path: str, owner: dict[str, Any], seen: set[int], hidden: Iterable[str], depth: int = _DEPTH) -> Any:
+    seen.add(id(owner))
+    for key, value in owner.items():
+        if key in hidden or key in _NOT_DECISIVE or key.endswith(_NOT_DECISIVE_ENDINGS):
+            continue
+        yield Place(path + key, owner, key)
+        # An object of the model's own: a configuration, a tokenizer, settings. Its private attributes are its own.
+        inside = getattr(value, "__dict__", None) if not isinstance(value, _CLOSED) else None
+        if inside and depth and id(inside) not in seen:
+            private = [name for name in inside if name.startswith("_")]
+            yield from _places(f"{path}{key}.", inside, seen, private, depth - 1)
+
+
+def facts(model: Any) -> Facts:
+    """What stands where in the model, and what is at each of its places, as plain data."""
+    numbers = {id(module): number for number, module in enumerate(model.modules())}
+    found: Facts = {}
+    for path, module in model.named_modules():
+        parameters, buffers, modules = parts(module)
+        children = {name: numbers[id(child)] for name, child in modules.items() if child is not None}
+        found[f"{path}:"] = [_name(type(module)), children, list(parameters), list(buffers)]
+    found |= {path: plain(owner[key]) for path, owner, key in places(model)}
+    # Of these the model may hold several forms that say the same, before and after it was used or saved.
+    found[".prompts"] = [role_prompt(model, "query"), role_prompt(model, "document")]
+    found.pop(".default_prompt_name", None)
+    found[".module_kwargs"] = {name: taken for name, taken in (model.module_kwargs or {}).items() if taken}
+    found["._similarity_fn_name"] = str(copy.copy(model).similarity_fn_name)  # asking sets it: not on the model itself
+    found["tokenizer"] = hashlib.blake2b(_splitting(model[0].tokenizer).encode()).hexdigest()
+    return found
+
+
+def tensors(model: nn.Module, without: Collection[str] = ()) -> list[Tensor]:
+    """Every parameter, every buffer, and every tensor that is an attribute, but for those at the paths `without`."""
+    own = (owner[key] for path, owner, key in places(model) if path not in without)
+    return [*model.parameters(), *model.buffers(), *(value for value in own if isinstance(value, Tensor))]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it; what is no data is known by its class or its name."""
+    if isinstance(value, _SIMPLE):
+        return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+    if isinstance(value, np.generic | np.ndarray):
+        value = torch.as_tensor(value) if value.dtype.kind in "bfiu" else value.tolist()
+    if isinstance(value, Tensor):
+        return f"{value.dtype}{tuple(value.shape)} {_tensor_digest(value).hex()}"
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, map(plain, value)))
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, partial):
+        return ["partial", plain(value.func), plain(value.args), plain(value.keywords)]
+    if isinstance(value, types.FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or () if cell.cell_contents is not value]
+        given = [value.__defaults__, value.__kwdefaults__, held]
+        return [_name(value), _code(value.__code__), plain(given)]
+    if isinstance(value, types.MethodType):
+        own = {} if isinstance(value.__self__, nn.Module) else getattr(value.__self__, "__dict__", {})
+        return [_name(value), {key: plain(one) for key, one in own.items() if is_data(one) or isinstance(one, Tensor)}]
+    if callable(value) and hasattr(value, "__qualname__"):
+        return _name(value)
+    return _name(type(value))
+
+
+def _code(code: types.CodeType) -> list[Any]:
+    """What a function does: two that were made in one place may differ in names and constants only."""
+    constants = [_code(one) if isinstance(one, types.CodeType) else plain(one) for one in code.co_consts]
+    return [code.co_code.hex(), list(code.co_names), constants]
+
+
+def is_data(value: Any) -> bool:
+    """Whether a value is plain data all through, so that two of it can be compared as they are."""
+    if isinstance(value, Mapping):
+        return all(map(is_data, value.values()))
+    return all(map(is_data, value)) if isinstance(value, list | tuple | set | frozenset) else isinstance(value, _SIMPLE)
+
+
+def _splitting(tokenizer: Any) -> str:
+    """How a fast tokenizer splits texts. What its last call set, truncation and padding, is left out."""
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    return json.dumps({k: v for k, v in description.items() if k not in ("truncation", "padding")}, sort_keys=True)
+
+
+def differing(one: Facts, other: Facts) -> frozenset[str]:
+    """The paths at which two descriptions of a model differ."""
+    return frozenset(path for path in {*one, *other} if one.get(path) != other.get(path))
+
+
+def digest(description: Any, values: Iterable[Tensor]) -> str:
+    """32 hexadecimal digits of facts and tensors, by which a cache may know the model."""
+    result = hashlib.blake2b(json.dumps(description, sort_keys=True).encode(), digest_size=16)
+    # hashlib releases the interpreter lock: large weights are read by several threads at once.
+    with ThreadPoolExecutor() as pool:
+        for part in pool.map(_tensor_digest, values):
+            result.update(part)
+    return result.hexdigest()
 
 
 def _tensor_digest(tensor: Tensor) -> bytes:
@@ -58,3 +163,7 @@ def _tensor_digest(tensor: Tensor) -> bytes:
     header = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
     raw = flat.view(torch.uint8) if flat.numel() else flat.to(torch.uint8)
     return hashlib.blake2b(raw.numpy().data, key=hashlib.blake2b(header, digest_size=32).digest()).digest()
+
+
+def _name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"

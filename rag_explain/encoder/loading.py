@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rag_explain.errors import InvalidInput, UnsupportedModel
+from rag_explain.errors import InvalidInput, UnsupportedModel, first_line, in_words
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
@@ -45,7 +45,10 @@ def load(
     """The model and what to call it, from a name, a folder, or a model that is loaded already."""
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
+    if device is not None:
+        _check_device(device)
     if isinstance(model, (SentenceTransformer, MultiVectorEncoder)):
+        _check_weights(model)
         return model, _name_of(model)
     if not isinstance(model, (str, Path)):
         raise InvalidInput(
@@ -58,19 +61,46 @@ def load(
         source = str(packaged_path() or name)
     try:
         kind = MultiVectorEncoder if _is_multivector(source) else SentenceTransformer
-        return kind(source, device=device), Path(name).name if Path(name).exists() else name
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise InvalidInput(
-            f"the model {name!r} has modules that are not part of sentence-transformers: load it yourself with "
-            "SentenceTransformer(..., trust_remote_code=True) if you trust it, and pass the loaded model"
-        ) from error
-    except OSError as error:
+        loaded = kind(source, device=device)
+    except Exception as error:  # whatever a folder that holds something else makes the libraries raise
+        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
+            raise InvalidInput(
+                f"the model {name!r} has modules that are not part of sentence-transformers: load it yourself with "
+                "SentenceTransformer(..., trust_remote_code=True) if you trust it, and pass the loaded model"
+            ) from error
         raise InvalidInput(
             f"the model {name!r} could not be loaded: it is neither a folder with a sentence-transformers model nor "
-            f"a model name that can be fetched ({str(error).splitlines()[0]})"
+            f"a model name that can be fetched ({first_line(error)})"
         ) from error
+    _check_weights(loaded)
+    return loaded, Path(name).name if Path(name).exists() else name
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that torch does not know, or that this machine does not have."""
+    import torch
+
+    with in_words(InvalidInput, f"this machine cannot compute on the device {device!r}", ": use another, such as cpu"):
+        torch.zeros(1, device=device).cpu()
+
+
+def _check_weights(model: SentenceTransformer | MultiVectorEncoder) -> None:
+    """Refuse weights that are no plain numbers, and those that a hook computes before each pass."""
+    from torch import Tensor
+
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and (hasattr(module, f"{name}_orig") or hasattr(module, f"{name}_g")):
+                raise UnsupportedModel(
+                    f"a hook computes the {name} of a {type(module).__name__} in this model before each pass (pruning, "
+                    "weight norm): make that permanent in all modules, for example with torch.nn.utils.prune.remove"
+                )
+    odd = [type(weight).__name__ for weight in model.parameters() if type(weight.data) is not Tensor]
+    odd += [str(weight.dtype) for weight in model.parameters() if not weight.is_floating_point()]
+    kinds = (type(module) for module in model.modules())
+    odd += [f"{kind.__module__}.{kind.__name__}" for kind in kinds if "quantized" in kind.__module__]
+    if odd:
+        raise UnsupportedModel(f"the model's weights are quantised ({odd[0]}): load it in float32, float16 or bfloat16")
 
 
 def _is_multivector(source: str) -> bool:

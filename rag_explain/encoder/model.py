@@ -1,14 +1,12 @@
-"""A sentence-transformers model, seen as blocks and one embedding per text.
-
-The user's model is never changed: the encoder works on a copy that shares its weights.
-"""
+"""A sentence-transformers model, seen as blocks and one embedding per text: a copy that shares the user's weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rag_explain._torch import parts
 from rag_explain.encoder.batch import Batch
-from rag_explain.encoder.identity import Identity
+from rag_explain.encoder.identity import digest, tensors
+from rag_explain.encoder.probing import Observed, observe
 from rag_explain.encoder.reading import Reader
-from rag_explain.encoder.reference import in_reference, reference_features
-from rag_explain.encoder.working_copy import find_blocks, first_module, make_working_copy
-from rag_explain.errors import UnsupportedModel
+from rag_explain.encoder.reference import IN_REFERENCE, reference_features, setting
+from rag_explain.encoder.watch import Watch
+from rag_explain.encoder.working_copy import find_blocks, first_module, make_working_copy, share
+from rag_explain.errors import ProcessBound, UnsupportedModel
 from rag_explain.texts.passage import Passage, as_passages
 from rag_explain.texts.tokens import Role
 
@@ -33,42 +34,44 @@ Visitor = Callable[[int, Tensor], Tensor]
 _EMBEDDED_AT_ONCE, _EMBEDDED_TOKENS = 512, 4096
 
 
-class Encoder:
+class Encoder(ProcessBound):
     """A torch model whose embedding can be taken as a function of any block's input.
 
     Attributes:
-        name: what the model is called, for people.
+        whole: the working copy itself, for models whose output is not one embedding per text.
+        observed: what the model's own `encode_query`, `encode_document` and `similarity` gave for the probes.
         similarity: the model's own name of how it compares embeddings: "cosine", "dot", "euclidean", "maxsim" ...
-        reader: how it reads texts.
-        n_blocks: the number of encoder blocks.
+        is_cosine: whether the score compares directions: embeddings are divided by their length.
+        is_shifted: whether the model subtracts its reference's embedding (`ShiftedEncoder`): its own is then zero.
     """
+
+    instead = "pickle the model, and make a new Explainer where it is unpickled"
 
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         self.name = name or model.model_card_data.base_model or type(model).__name__
-        self._copy = make_working_copy(model, device)
-        self._transformer = first_module(self._copy)
-        self._modules = list(self._copy.named_children())
+        copied, is_shared = share(model, device)
+        self._transformer = first_module(copied)
+        self.observed = observe(copied)
+        self.whole = make_working_copy(copied)
+        self._watch = Watch(model, is_shared=is_shared, fleeting=self.observed.fleeting, adopt=self._adopt)
+        self.transformer: nn.Module = self._transformer.auto_model
+        self.is_shifted = bool(getattr(self._transformer, "is_shifted", False))
+        self._modules = list(self.whole.named_children())
         # The final normalisation is left to the score, unless the embedding is truncated after it.
-        self._truncate_dim: int | None = getattr(self._copy, "truncate_dim", None)
+        self._truncate_dim: int | None = getattr(self.whole, "truncate_dim", None)
         self._normalizes = type(self._modules[-1][1]).__name__ == "Normalize" and self._truncate_dim is None
         if self._normalizes:
             self._modules.pop()
         self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
         for block in find_blocks(self._transformer):
             block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
-        self.similarity = str(self._copy.similarity_fn_name)  # asking sets a default: not on the caller's model
-        self.reader = Reader(self._copy, model)
-        # The module tree of the copy does not change any more.
-        self._parameters, self._buffers = list(self._copy.parameters()), list(self._copy.buffers())
-        decisive = {
-            "prompts": [self.reader.prompt("query"), self.reader.prompt("document")],
-            "lengths": [self._copy.max_seq_length, self._truncate_dim],
-            "metric": "dot" if self.similarity == "dot" else "cosine",
-        }
-        self._identity = Identity(self._copy, self._parameters, decisive)
+        self.similarity = str(self.whole.similarity_fn_name)  # asking sets a default: not on the caller's model
+        self.is_cosine = self.similarity != "dot" or self._normalizes
+        self.reader = Reader(self.whole)
+        # The module tree of the copy does not change any more, and walking it would cost as much as a short query.
+        self._parameters, self._buffers = list(self.whole.parameters()), list(self.whole.buffers())
+        self._digest = lru_cache(maxsize=1)(partial(_digest, self.whole, self.observed))
         self.n_blocks = self._count_blocks()
-        if not self.n_blocks:
-            raise UnsupportedModel(f"no block of {type(self.transformer).__name__} was seen at work")
 
     def read(self, texts: Sequence[str | Passage], role: Role) -> Batch:
         """The texts as `encode_query` or `encode_document` reads them."""
@@ -88,17 +91,23 @@ class Encoder:
         features = dict(batch.features)
         # As `encode` runs it: what a module keeps from one pass is then fit for the next, recorded or not.
         mode = torch.inference_mode(not torch.is_grad_enabled())
-        with mode, self._visiting(visit) as visit_state:
+        state = _Visit(visit)
+        with mode, setting(self._visitor, state):
             for name, module in self._modules:
                 if enter is not None:
                     enter(f"{type(module).__name__} (module {name})")
-                features = module(features)
+                features = module(features, **self._arguments(name, module, batch.role))
                 if module is self._transformer and visit is not None:
-                    features["token_embeddings"] = visit(visit_state.calls, features["token_embeddings"])
+                    features["token_embeddings"] = visit(state.calls, features["token_embeddings"])
         embedding: Tensor = features["sentence_embedding"]
         if self._truncate_dim is not None:
             embedding = embedding[:, : self._truncate_dim]
         return embedding
+
+    def _arguments(self, name: str, module: nn.Module, task: Role) -> dict[str, Any]:
+        """What the model's own `forward` hands to a module beside the features: the task, to one that reads it."""
+        taken = {*((self.whole.module_kwargs or {}).get(name) or ()), *getattr(module, "forward_kwargs", ())}
+        return {"task": task} if "task" in taken else {}
 
     def hidden(self, batch: Batch, block: int) -> tuple[Tensor, Tensor]:
         """(D, n, h) the input of a block, and (D, e) the embeddings; block `n_blocks` is the last one's output."""
@@ -106,71 +115,50 @@ class Encoder:
 
         def visit(at: int, hidden: Tensor) -> Tensor:
             if at == block:
+                check_hidden(hidden, batch)
                 caught.append(hidden.clone())
             return hidden
 
         embeddings = self.run(batch, visit)
-        if not caught or caught[0].shape[:2] != batch.features["input_ids"].shape:
-            raise UnsupportedModel(
-                "the blocks of this encoder do not take hidden states of (texts, tokens, dimensions)"
-            )
+        if not caught:
+            raise UnsupportedModel(f"no block {block} of this encoder was seen at work")
         return caught[0], embeddings
 
     def norms(self, embeddings: Tensor) -> Tensor:
         """(D,): what each embedding is divided by in the score."""
-        if self.is_cosine:
-            lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=-1)
-            return lengths.clamp_min(torch.finfo(embeddings.dtype).tiny)
-        return torch.ones_like(embeddings[:, 0])
+        if not self.is_cosine:
+            return torch.ones_like(embeddings[:, 0])
+        lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=-1)
+        return lengths.clamp_min(torch.finfo(embeddings.dtype).tiny)
 
     def embed(self, texts: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
         """(D, e): what `encode_query` or `encode_document` gives."""
         if not texts:
             return np.zeros((0, 0), np.float32)
-        found: dict[int, Tensor] = {}
+        self._watch.state()
+        embeddings: list[Tensor] = []
         with torch.inference_mode():
             for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
                 batch = self.read(texts[first : first + _EMBEDDED_AT_ONCE], role)
-                for bucket in batch.buckets(_EMBEDDED_TOKENS):
-                    places = [first + index for index in bucket]
-                    found.update(zip(places, self.run(batch.select(bucket)), strict=True))
-            return self.vectors(torch.stack([found[index] for index in range(len(texts))]))
+                found = batch.in_buckets(_EMBEDDED_TOKENS, self.run)
+                embeddings += [found[index] for index in range(len(batch))]
+            return self.vectors(torch.stack(embeddings))
 
     def vectors(self, embeddings: Tensor) -> NDArray[np.float32]:
         """(D, e): embeddings as `encode_query` and `encode_document` return them."""
         if self._normalizes:
             embeddings = embeddings / self.norms(embeddings)[:, None]
-        result: NDArray[np.float32] = embeddings.to("cpu", torch.float32).numpy()
-        return result
+        return embeddings.to("cpu", torch.float32).numpy()
 
     @property
     def fingerprint(self) -> str:
-        return self._identity.fingerprint
-
-    @property
-    def is_cosine(self) -> bool:
-        """Whether the score compares directions: embeddings are divided by their length."""
-        return self.similarity != "dot" or self._normalizes
-
-    @property
-    def is_shifted(self) -> bool:
-        """Whether the model subtracts its reference's embedding (`ShiftedEncoder`): its own is then zero."""
-        return bool(getattr(self._transformer, "is_shifted", False))
-
-    @property
-    def whole(self) -> Any:
-        """The working copy itself, for models whose output is not one embedding per text."""
-        return self._copy
-
-    @property
-    def transformer(self) -> nn.Module:
-        model: nn.Module = self._transformer.auto_model
-        return model
+        """32 hexadecimal digits, computed again when weights were written to; a model changed otherwise is refused."""
+        return self._digest(self._watch.state())
 
     def describe(self) -> dict[str, str]:
         """What it is and how it reads texts, for people."""
         following = []
-        for module in list(self._copy.children())[1:]:
+        for module in list(self.whole.children())[1:]:
             mode = getattr(module, "pooling_mode", None)
             following.append(type(module).__name__ + (f" ({mode})" if mode else ""))
         modules = " + ".join(following) or "no further module"
@@ -188,6 +176,13 @@ class Encoder:
     def dtype(self) -> torch.dtype:
         return self._parameters[0].dtype
 
+    def _adopt(self, old: Tensor, new: Tensor) -> None:
+        """The user's model has another tensor where the copy has `old`: share that one from now on."""
+        for module in self.whole.modules():
+            for own in (parts(module)[1], module.__dict__):
+                own.update({key: new for key, value in own.items() if value is old})
+        self._buffers = list(self.whole.buffers())
+
     def follow_device(self) -> None:
         """Weights moved by `model.to(...)` are shared; the copy's own buffers must go along."""
         device = self.device
@@ -203,29 +198,37 @@ class Encoder:
 
     def _enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         visit = self._visitor.get()
-        if visit is None or in_reference():
+        if visit is None or IN_REFERENCE.get():
             return None
         if args:
             return (visit(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": visit(kwargs["hidden_states"])}
 
-    @contextmanager
-    def _visiting(self, visit: Visitor | None) -> Iterator[_Visit]:
-        state = _Visit(visit)
-        token = self._visitor.set(state)
-        try:
-            yield state
-        finally:
-            self._visitor.reset(token)
-
     def _count_blocks(self) -> int:
-        with torch.no_grad(), self._visiting(None) as state:
+        visit = _Visit(None)
+        with torch.no_grad(), setting(self._visitor, visit):
             batch = self.read(["a"], "query")
             try:
                 self._transformer(dict(batch.features))
             except Exception as error:
                 raise UnsupportedModel(f"the model failed on a one-letter text: {error}") from error
-        return state.calls
+        if not visit.calls:
+            raise UnsupportedModel(f"no block of {type(self.transformer).__name__} was seen at work")
+        return visit.calls
+
+
+def check_hidden(hidden: Tensor, batch: Batch) -> None:
+    """Refuse a block that takes something else than (texts, tokens, dimensions), as XLNet's do."""
+    if hidden.shape[:2] != batch.features["input_ids"].shape:
+        raise UnsupportedModel(
+            "the blocks of this encoder do not take hidden states of (texts, tokens, dimensions), as these methods "
+            "must: use pooled or alignment, which look at the last block's output alone, or another model"
+        )
+
+
+def _digest(working: SentenceTransformer, observed: Observed, state: Hashable) -> str:
+    """The fingerprint of the model in this state of its weights, which is there for the cache."""
+    return digest(observed.facts, tensors(working, observed.each_time))
 
 
 class _Visit:

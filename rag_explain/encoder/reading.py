@@ -1,9 +1,6 @@
 """How a model reads a text: its prompts, its tokenizer, its length limit, and offsets into the caller's own text."""
 
-from __future__ import annotations
-
 import threading
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rag_explain.encoder.batch import Batch, used_positions
+from rag_explain.encoder.unread import reading_notices
 from rag_explain.errors import InvalidInput
 from rag_explain.texts.passage import Passage, check_text
 from rag_explain.texts.tokens import Part, Role, Token
@@ -22,24 +20,19 @@ _WANTED = {"text": {"return_offsets_mapping": True, "return_special_tokens_mask"
 class Reader:
     """Reads texts as `encode_query` and `encode_document` do, with the tokenizer of the working copy.
 
-    The settings of the user's own model, `original`, may change after the copy was made: that is refused.
+    `max_length` is how many tokens the model reads, special ones included; None when it has no limit.
     """
 
-    def __init__(self, copy: Any, original: Any) -> None:
+    def __init__(self, copy: Any) -> None:
         self._copy = copy
+        self.max_length: int | None = copy.max_seq_length
         self._tokenizer = copy[0].tokenizer
-        self._original = weakref.ref(original)
-        self._settings = reading_settings(original)
+        backend = self._tokenizer.backend_tokenizer.model
+        self._unknown = {self._tokenizer.unk_token, getattr(backend, "unk_token", None)} - {None}
         self._tokenizing = threading.Lock()
 
     def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
         """The texts with the prompt in front and the end cut off where the model cuts it."""
-        original = self._original()
-        if original is not None and reading_settings(original) != self._settings:
-            raise InvalidInput(
-                "the model's length limit, dimensions or prompts were changed after the Explainer was made: "
-                "make a new one"
-            )
         prompt = self.prompt(role) or ""
         # Calling a tokenizer sets its padding and truncation, which two threads at once must not do.
         with self._tokenizing:
@@ -50,7 +43,7 @@ class Reader:
         mask = used_positions(output)
         # A multi-vector query is expanded after the tokenizer, which reports nothing for those positions.
         missing = mask.shape[1] - offsets.shape[1]
-        tokens, places = [], []
+        tokens, places, notices = [], [], []
         for index, passage in enumerate(passages):
             kept = mask[index].nonzero().squeeze(-1).tolist()
             if not kept:
@@ -59,20 +52,21 @@ class Reader:
             spans = offsets[index].tolist() + [[0, 0]] * missing
             frames = special[index].tolist() + [1] * missing
             tokens.append(_tokens(passage, len(prompt), [(pieces[at], spans[at], frames[at]) for at in kept]))
+            cut = self._tokenizer.truncation_side if output.encodings[index].overflowing else None
+            notices.append(reading_notices(tokens[-1], passage, role, self._unknown, cut))
             places.append(tuple((spans[at][0] - len(prompt), spans[at][1] - len(prompt)) for at in kept))
         return Batch(
             passages=tuple(passages),
             role=role,
             tokens=tuple(tokens),
-            truncated=tuple(bool(output.encodings[index].overflowing) for index in range(len(passages))),
+            notices=tuple(notices),
             spans=tuple(places),
             features={k: v.to(device) if isinstance(v, Tensor) else v for k, v in output.items()},
         )
 
     def prompt(self, role: Role) -> str | None:
         """What sentence-transformers puts in front of a text in this role, if anything."""
-        names = (*_PROMPTS[role], self._copy.default_prompt_name)
-        return next((self._copy.prompts[name] or None for name in names if name in self._copy.prompts), None)
+        return role_prompt(self._copy, role)
 
     def token_offsets(self, text: str) -> list[tuple[int, int]]:
         """Where each token of the whole text stands: no prompt, no special token, nothing cut off."""
@@ -83,17 +77,13 @@ class Reader:
             )
         return [(start, end) for start, end in output["offset_mapping"]]
 
-    @property
-    def max_length(self) -> int | None:
-        """How many tokens the model reads, special ones included; None when it has no limit."""
-        limit: int | None = self._copy.max_seq_length
-        return limit
 
-
-def reading_settings(model: Any) -> tuple[Any, ...]:
-    """What decides how a model reads a text, and is easily changed on it."""
-    prompts = tuple(sorted((model.prompts or {}).items()))
-    return model.max_seq_length, getattr(model, "truncate_dim", None), prompts, model.default_prompt_name
+def role_prompt(model: Any, role: Role) -> str | None:
+    """What `encode_query` or `encode_document` of a model puts in front of a text, if anything."""
+    prompts = model.prompts or {}
+    return next(
+        (prompts[name] or None for name in (*_PROMPTS[role], model.default_prompt_name) if name in prompts), None
+    )
 
 
 def _tokens(passage: Passage, prompt: int, found: Sequence[tuple[str, Sequence[int], int]]) -> tuple[Token, ...]:

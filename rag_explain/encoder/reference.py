@@ -4,34 +4,30 @@ Special tokens are kept and every other token is the padding token, in as many p
 the same attention mask as in the text. Ids come from the tokenizer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rag_explain.errors import UnsupportedModel
 
-_IN_REFERENCE: ContextVar[bool] = ContextVar("rag_explain_in_reference", default=False)
-
-
-def in_reference() -> bool:
-    """Whether the forward pass that runs now is a shifted encoder's own look at its reference."""
-    return _IN_REFERENCE.get()
+T = TypeVar("T")
+# Whether the forward pass that runs now is a shifted encoder's own look at its reference: its blocks are not the
+# text's, and visitors of blocks do not see them.
+IN_REFERENCE: ContextVar[bool] = ContextVar("rag_explain_in_reference", default=False)
 
 
 @contextmanager
-def looking_at_reference() -> Iterator[None]:
-    """Blocks that run in here are not the text's: visitors of blocks do not see them."""
-    token = _IN_REFERENCE.set(True)
+def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """The variable has this value in here, for this thread."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _IN_REFERENCE.reset(token)
+        variable.reset(token)
 
 
 def reference_features(features: dict[str, Any], transformer: Any) -> dict[str, Any]:

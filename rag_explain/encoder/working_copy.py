@@ -11,28 +11,44 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rag_explain._torch import uncompile
-from rag_explain.errors import UnsupportedModel
+from rag_explain._torch import forward_hooks, uncompile
+from rag_explain.encoder.identity import tensors
+from rag_explain.errors import UnsupportedModel, in_words
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
-def make_working_copy(model: SentenceTransformer, device: str | torch.device | None) -> SentenceTransformer:
-    """A copy of the module tree that shares every weight (no memory, and updates in place are seen), on its device."""
+def share(model: SentenceTransformer, device: str | torch.device | None = None) -> tuple[SentenceTransformer, bool]:
+    """A copy of the module tree, and whether it shares every weight (no memory, and updates in place are seen).
+
+    It is still the user's model, hooks and all: `make_working_copy` makes it ours. On another device it has weights of
+    its own.
+    """
     if model.get_backend() != "torch":
         raise UnsupportedModel(f"the model runs on {model.get_backend()}: load it with backend='torch' to explain it")
     wanted, here = device if device is None else torch.device(device), next(model.parameters()).device
-    shared: dict[int, Any] = {}
-    if wanted is None or (wanted.type == here.type and (wanted.type == "cpu" or wanted.index in (None, here.index))):
-        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    with torch.inference_mode(False):  # a caller's inference mode must not make inference parameters
-        working = copy.deepcopy(model, shared)
-        if not shared:
-            working.to(device)
-    working.eval()
-    for module in working.modules():
+    # The caller's hooks may hold anything: they are not copied.
+    memo = {id(hook): hook for one in model.modules() for hooks in forward_hooks(one) for hook in hooks.values()}
+    is_shared = wanted is None or (
+        wanted.type == here.type and (wanted.type == "cpu" or wanted.index in (None, here.index))
+    )
+    if is_shared:
+        memo |= {id(tensor): tensor for tensor in tensors(model)}
+    with torch.inference_mode(False), in_words(UnsupportedModel, "the model cannot be copied"):
+        copied = copy.deepcopy(model, memo)  # not in inference mode: that would make inference parameters
+        if not is_shared:
+            copied.to(device)
+    for module in copied.modules():
         uncompile(module)
+    return copied, is_shared
+
+
+def make_working_copy(copied: SentenceTransformer) -> SentenceTransformer:
+    """Prepare what `share` gave for recording: in evaluation, with no hook of the caller's."""
+    copied.eval()
+    drop_hooks(copied)
+    for module in copied.modules():
         # torch's own attention modules run as one fused operation in evaluation, whose parts cannot be recorded.
         if type(module) is nn.MultiheadAttention:
             module.training, module.dropout = True, 0.0
@@ -40,7 +56,14 @@ def make_working_copy(model: SentenceTransformer, device: str | torch.device | N
             module.training = True
         elif type(module) is nn.Dropout:
             module.__class__ = IdentityDropout
-    return working
+    return copied
+
+
+def drop_hooks(copied: nn.Module) -> None:
+    """The caller's hooks are for the caller's own calls. One that changes what is computed is found by the checks."""
+    for module in copied.modules():
+        for hooks in forward_hooks(module):
+            hooks.clear()
 
 
 class IdentityDropout(nn.Dropout):
@@ -62,6 +85,11 @@ def first_module(working: SentenceTransformer) -> Any:
             "the model's tokenizer does not report character offsets: load it with a fast tokenizer (tokenizer.json)"
         )
     config = first.auto_model.config
+    if getattr(config, "attention_type", None) == "block_sparse":
+        raise UnsupportedModel(
+            "the model's attention is sparse for long texts and full for all that come after a short one, so that a "
+            "text has no embedding of its own: load it with config_kwargs={'attention_type': 'original_full'}"
+        )
     if getattr(config, "_attn_implementation", "sdpa") not in ("sdpa", "eager"):
         first.auto_model.set_attn_implementation("sdpa")
     return first

@@ -1,7 +1,5 @@
 """A frozen encoder: the affine map that an encoder is at one text, ready to be run on tangents in either direction."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
@@ -13,9 +11,8 @@ from rag_explain.linear.identity import storage_of
 from rag_explain.linear.operations import Operation
 from rag_explain.linear.workspace import Workspace
 
-# Tangents are cut into chunks whose intermediate values fit in this many bytes: large enough that every product is a
-# big one, small enough to stay near the processor (twice as many take 3 to 6 % longer).
-DEFAULT_MAX_BYTES = 32 * 2**20
+# What the values of tangents that travel together may take: products are big ones then, and more is not faster.
+DEFAULT_MAX_BYTES = 48 * 2**20
 
 
 class AffineMap:
@@ -68,15 +65,24 @@ class AffineMap:
                     space.give(tangent)
         return live[self._output]
 
-    def pull(self, cotangents: Tensor) -> Tensor:
+    def pull(self, cotangents: Tensor, space: Workspace | None = None) -> Tensor:
         """Send cotangents (C, D, e) back to the input: (C, D, n, h)."""
+        space = space or Workspace()
         gathered: dict[int, Tensor] = {self._output: cotangents}
         for operation in reversed(self.operations):
             cotangent = gathered.pop(operation.output, None)
             if cotangent is None:
                 continue
-            for slot, part in zip(operation.inputs, operation.pull(cotangent), strict=True):
-                gathered[slot] = gathered[slot] + part if slot in gathered else part
+            spent = bool(_overwritable([cotangent], (*gathered.values(), cotangents)))
+            parts = operation.run_back(space, spent, cotangent)
+            if spent and storage_of(cotangent) not in map(storage_of, parts):
+                space.give(cotangent)
+            for slot, part in zip(operation.inputs, parts, strict=True):
+                there = gathered.pop(slot, None)
+                if there is not None:
+                    is_free = _overwritable([there], (*gathered.values(), *parts, cotangents))
+                    part = there.add_(part) if is_free else there + part
+                gathered[slot] = part
         source = gathered.get(self._source)
         return cotangents.new_zeros(cotangents.shape[0], *self.hidden.shape) if source is None else source
 
@@ -86,9 +92,10 @@ class AffineMap:
             self._biases = self.push(torch.zeros_like(self.hidden)[None], bias=0)[0]
         return torch.einsum("cde,de->cd", cotangents, self._biases)
 
-    def chunk(self, max_bytes: int) -> int:
-        """How many tangents can travel at once when their values may take `max_bytes`."""
-        return max(1, max_bytes // max(1, self._per_tangent))
+    def chunk(self, max_bytes: int, count: int) -> int:
+        """How many of `count` tangents travel at once when their values may take `max_bytes`: chunks of one size."""
+        most = max(1, max_bytes // max(1, self._per_tangent))
+        return math.ceil(count / math.ceil(count / most))
 
     def rows(
         self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None, groups: Tensor | None = None
@@ -128,7 +135,7 @@ class AffineMap:
             groups = torch.arange(values.shape[1], device=values.device).expand(values.shape[:2])
         count = _count(groups)
         result = values.new_empty(count + 1, *self.embedding.shape)
-        step, space = self.chunk(max_bytes), Workspace()
+        step, space = self.chunk(max_bytes, count + 1), Workspace()
         for start in range(0, count + 1, step):
             stop = min(start + step, count + 1)
             with torch.inference_mode():  # many small operations: torch does less around each
@@ -142,8 +149,8 @@ class AffineMap:
     ) -> tuple[Tensor, Tensor]:
         """<cotangent, row of each token>, (C, D, n), and <cotangent, rest>, (C, D), without building rows: C pulls."""
         values = self.hidden if weights is None else weights
-        step = self.chunk(max_bytes)
-        tokens = [(self.pull(part) * values).sum(dim=-1) for part in cotangents.split(step)]
+        step, space = self.chunk(max_bytes, len(cotangents)), Workspace()
+        tokens = [(self.pull(part, space) * values).sum(dim=-1) for part in cotangents.split(step)]
         return torch.cat(tokens), self.rest(cotangents)
 
 

@@ -4,8 +4,6 @@ A pooling that sums over positions commutes with them: norm weights, residuals a
 vector per text instead of one per position. Each operation says by itself how (`Operation.pooled`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from torch import Tensor

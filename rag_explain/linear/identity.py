@@ -1,7 +1,5 @@
 """Which tensor a value is, and which memory it lies in: equality of tensors is about their elements."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 

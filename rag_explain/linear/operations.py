@@ -7,8 +7,9 @@ value had in the forward pass; shapes below leave B out where it only travels al
 
 `constant` is what the operation adds that comes from no input (a bias): value_out = push(value_in) + constant.
 
-`run` is `push` for production: it may write into a tangent that is not read again and takes its memory from a
-workspace. `pooled` is what `early_pooling` needs to know of an operation; one that does not say stays where it is.
+`run` is `push` and `run_back` is `pull` for production, and an operation has one of each two: they may write into a
+tangent that is not read again and take their memory from a workspace. `pooled` is what `early_pooling` needs to know of
+an operation; one that does not say stays where it is.
 """
 
 from __future__ import annotations
@@ -41,14 +42,20 @@ class Operation:
     scratch: ClassVar[int] = 2  # how many times its output a step may need while it runs
 
     def push(self, *tangents: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The output's tangent (B, *shape) for tangents of the inputs, which are only read."""
+        return self.run(Workspace(), (False,) * len(tangents), *tangents)
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        raise NotImplementedError
+        """The inputs' cotangents for the output's, which is only read."""
+        return self.run_back(Workspace(), False, cotangent)
 
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
         """`push`, where `spent[i]` says that input i's memory is not read afterwards."""
         return self.push(*tangents)
+
+    def run_back(self, space: Workspace, spent: bool, cotangent: Tensor) -> tuple[Tensor, ...]:
+        """`pull`, where `spent` says that the cotangent's memory is not read afterwards."""
+        return self.pull(cotangent)
 
     def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         """Write down the pooled output, sum_i weights[:, i] * out[:, i], in terms of pooled inputs; returns its slot.
@@ -77,15 +84,14 @@ class Scale(Operation):
     in_shape: Shape
     factor: Tensor
 
-    def push(self, *tangents: Tensor) -> Tensor:
-        return lift(tangents[0], len(self.shape)) * self.factor
-
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
         (t,) = tangents
-        return t.mul_(self.factor) if spent[0] and self.in_shape == self.shape else self.push(t)
+        in_place = spent[0] and self.in_shape == self.shape
+        return t.mul_(self.factor) if in_place else lift(t, len(self.shape)) * self.factor
 
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (sum_to(cotangent * self.factor, self.in_shape),)
+    def run_back(self, space: Workspace, spent: bool, cotangent: Tensor) -> tuple[Tensor, ...]:
+        scaled = cotangent.mul_(self.factor) if spent else cotangent * self.factor
+        return (sum_to(scaled, self.in_shape),)
 
     def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         if self.in_shape != self.shape or self.shape[:-1] != weights.shape:
@@ -107,17 +113,16 @@ class Linear(Operation):
 
     weight: Tensor
 
-    def push(self, *tangents: Tensor) -> Tensor:
-        return tangents[0] @ self.weight
-
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
         (t,) = tangents
         out = space.take(t, t.shape[0], *self.shape)
         torch.mm(t.reshape(-1, t.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
         return out
 
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (cotangent @ self.weight.mT,)
+    def run_back(self, space: Workspace, spent: bool, cotangent: Tensor) -> tuple[Tensor, ...]:
+        out = space.take(cotangent, *cotangent.shape[:-1], len(self.weight))
+        torch.mm(cotangent.reshape(-1, self.shape[-1]), self.weight.mT, out=out.view(-1, len(self.weight)))
+        return (out,)
 
     def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         in_shape = (*self.shape[:-1], len(self.weight))
@@ -131,10 +136,10 @@ class MixLeft(Operation):
     matrix: Tensor
 
     def push(self, *tangents: Tensor) -> Tensor:
-        return _mix(self.matrix, tangents[0])
+        return _mix(self.matrix, tangents[0], Workspace())
 
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (_mix(self.matrix.mT, cotangent),)
+    def run_back(self, space: Workspace, spent: bool, cotangent: Tensor) -> tuple[Tensor, ...]:
+        return (_mix(self.matrix.mT, cotangent, space),)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -144,17 +149,20 @@ class MixRight(Operation):
     matrix: Tensor
 
     def push(self, *tangents: Tensor) -> Tensor:
-        return _mix(self.matrix.mT, tangents[0].mT).mT
+        return _mix(self.matrix.mT, tangents[0].mT, Workspace()).mT
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (_mix(self.matrix, cotangent.mT).mT,)
+        return (_mix(self.matrix, cotangent.mT, Workspace()).mT,)
 
 
-def _mix(matrix: Tensor, x: Tensor) -> Tensor:
+def _mix(matrix: Tensor, x: Tensor, space: Workspace) -> Tensor:
     """matrix (b, n, m) times each of x (B, b, m, d) as b large products, not B * b small ones."""
     batch, groups, inner, width = x.shape
-    wide = torch.bmm(matrix, x.permute(1, 2, 0, 3).reshape(groups, inner, batch * width))
-    return wide.view(groups, -1, batch, width).permute(2, 0, 1, 3)
+    side_by_side = space.take(x, groups, inner, batch, width).copy_(x.permute(1, 2, 0, 3))
+    out = space.take(x, groups, matrix.shape[1], batch, width)
+    torch.bmm(matrix, side_by_side.view(groups, inner, -1), out=out.view(groups, matrix.shape[1], -1))
+    space.give(side_by_side)
+    return out.permute(2, 0, 1, 3)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -241,16 +249,13 @@ class Center(Operation):
     def __post_init__(self) -> None:
         self.factor = self.inverse if self.weight is None else self.inverse * self.weight
 
-    def push(self, *tangents: Tensor) -> Tensor:
-        (t,) = tangents
-        return (t - t.mean(dim=-1, keepdim=True)).mul_(self.factor)
-
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
         (t,) = tangents
-        return t.sub_(t.mean(dim=-1, keepdim=True)).mul_(self.factor) if spent[0] else self.push(t)
+        mean = t.mean(dim=-1, keepdim=True)
+        return (t.sub_(mean) if spent[0] else t - mean).mul_(self.factor)
 
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        c = cotangent * self.factor
+    def run_back(self, space: Workspace, spent: bool, cotangent: Tensor) -> tuple[Tensor, ...]:
+        c = cotangent.mul_(self.factor) if spent else cotangent * self.factor
         return (c.sub_(c.mean(dim=-1, keepdim=True)),)
 
     def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rag_explain.linear.operations import Operation, Shape, lift, sum_to
+from rag_explain.linear.operations import Operation, Shape
+from rag_explain.linear.workspace import Workspace
 
 if TYPE_CHECKING:
     from rag_explain.linear.early_pooling import EarlyPooling
@@ -25,12 +26,20 @@ class View(Operation):
         (t,) = tangents
         return t.reshape(t.shape[0], *self.shape)
 
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (cotangent.reshape(cotangent.shape[0], *self.in_shape),)
+    def run_back(self, space: Workspace, spent: bool, cotangent: Tensor) -> tuple[Tensor, ...]:
+        return (_reshaped(cotangent, self.in_shape, space),)
 
     def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         rows = weights.numel(), self.shape[-1]  # (D * n, k), as some dense layers see (D, n, k)
         return pooling.pooled(self.inputs[0], weights, rows) if self.in_shape == rows else None
+
+
+def _reshaped(t: Tensor, shape: Shape, space: Workspace) -> Tensor:
+    """`t` (B, ...) as (B, *shape): a view if there is one, else a copy in the workspace's memory."""
+    try:
+        return t.view(t.shape[0], *shape)
+    except RuntimeError:
+        return space.take(t, *t.shape).copy_(t).view(t.shape[0], *shape)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -48,20 +57,6 @@ class Permute(Operation):
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent.permute(self._back),)
-
-
-@dataclass(eq=False, kw_only=True)
-class Expand(Operation):
-    """Broadcast of (in_shape) to (shape)."""
-
-    in_shape: Shape
-
-    def push(self, *tangents: Tensor) -> Tensor:
-        (t,) = tangents
-        return lift(t, len(self.shape)).expand(t.shape[0], *self.shape)
-
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        return (sum_to(cotangent, self.in_shape),)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -84,24 +79,6 @@ class Slice(Operation):
         whole = cotangent.new_zeros(cotangent.shape[0], *self.in_shape)
         whole[self._index] = cotangent
         return (whole,)
-
-
-@dataclass(eq=False, kw_only=True)
-class Gather(Operation):
-    """`x.gather(dim, index)` with a frozen index: CLS and last-token pooling, and max pooling by its argmax."""
-
-    in_shape: Shape
-    dim: int
-    index: Tensor
-
-    def push(self, *tangents: Tensor) -> Tensor:
-        (t,) = tangents
-        return t.gather(self.dim + 1, self.index.expand(t.shape[0], *self.index.shape))
-
-    def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
-        whole = cotangent.new_zeros(cotangent.shape[0], *self.in_shape)
-        index = self.index.expand(cotangent.shape[0], *self.index.shape)
-        return (whole.scatter_add_(self.dim + 1, index, cotangent),)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rag_explain.errors import UnsupportedOperation
+from rag_explain.errors import UnsupportedOperation, first_line
 from rag_explain.linear.affine_map import AffineMap
 from rag_explain.linear.identity import IdentityMap
 from rag_explain.linear.operations import Operation, Scale
@@ -105,11 +105,12 @@ class Recorder(Tape):
             try:
                 step.info.handler(self, step.out, **step.info.bind(step.args, step.kwargs))
             except Unfollowable as error:
-                reason = error.reason or f"there is no rule for the operation {step.info.func.overloadpacket}"
+                reason = error.reason or _no_rule(str(step.info.func.overloadpacket))
                 for value in filter(Tensor.is_floating_point, values((step.out,))):
                     self.refuse(value, reason, is_statistic=error.is_statistic)
-
-    # ------------------------------------------------------------------ for handlers
+            except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:  # not as torch has it
+                what = f"the operation {step.info.func.overloadpacket} in {step.where} could not be followed"
+                raise UnsupportedOperation(f"{what} ({first_line(error)})") from error
 
     def find(self, value: object) -> Node | None:
         """The node of a tensor that depends on the marked hidden state; None for constants."""
@@ -187,6 +188,11 @@ class Recorder(Tape):
             factor = (value / source).masked_fill_(source == 0, slope)
         shape = tuple(source.shape)
         node.slot = self.emit(Scale, base, like=value, in_shape=shape, factor=factor, constant=constant)
+
+
+def _no_rule(operation: str) -> str:
+    reason = f"there is no rule for the operation {operation}"
+    return reason if operation.startswith("aten.") else f"{reason}: load the model without quantisation, if it has any"
 
 
 _AT_ZERO: dict[str, tuple[float, float]] = {}

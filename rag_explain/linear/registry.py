@@ -6,8 +6,6 @@ arguments that depend on the hidden state, a function of one of them, a constant
 Handlers are in `handlers`; this module is apart from them because the tape needs it and they need the recorder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

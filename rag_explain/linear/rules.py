@@ -14,8 +14,6 @@ all" rule that Arras et al. (2017, 2019) found best among the conserving rules f
 which factor is the gate (both or neither went through an activation), each gets half.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

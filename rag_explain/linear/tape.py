@@ -9,8 +9,6 @@ A tape runs in torch's inference mode, as `encode` does. Without autograd above 
 attention as one operation, and takes apart only those that the registry does not know whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Memory for tangents. Fresh memory for a large tangent costs a CPU as much as the arithmetic on it."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Explanations beside RAG answers: `ExplanationLog` writes them, `records` and `find` read them back."""
 
-from __future__ import annotations
-
 from rag_explain.log.erasure import erase
 from rag_explain.log.reader import find, records, summaries
 from rag_explain.log.record import Record, Summary

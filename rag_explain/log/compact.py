@@ -4,32 +4,39 @@ Words are what a person asks about months later, and what two encoders with diff
 pairs are kept by word wherever the texts are known. The matrix, where it is kept, is the explanation's own.
 """
 
-from __future__ import annotations
-
 import base64
 import json
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from operator import attrgetter
+from typing import Any, Self
 
 import numpy as np
 
 from rag_explain.errors import FormatError
-from rag_explain.log.redaction import MASK, Policy
+from rag_explain.log.redaction import MASK, Policy, mask
+from rag_explain.results import notices
 from rag_explain.results import serialization as plain
 from rag_explain.results.explanation import FIELDS, Explanation, Pair
-from rag_explain.results.notices import Notice
+from rag_explain.results.notices import READING, Notice
 from rag_explain.results.readonly import readonly
 from rag_explain.texts.tokens import Token
 
 # The explanation holds the pairs that the log kept, and not all pairs of the original.
 KEPT_PAIRS = "kept-pairs"
+# The codes by which programs know a notice. They are no text of the host.
+_CODES = {KEPT_PAIRS, *(value for name, value in vars(notices).items() if name.isupper() and isinstance(value, str))}
 
+TUPLE: plain.Row = (list, lambda items, data: tuple(items))  # how a field that is a tuple is written and read
 # The fields of an explanation that hold its words. A record has kept pairs instead of them, or a packed matrix.
 _WORDS = ("query", "document", "query_tokens", "document_tokens", "matrix", "similarities")
 _OUTLINE: plain.FieldTable = {name: row for name, row in FIELDS.items() if name not in _WORDS}
+# The fields in which a computation describes itself: a method of another package may put any string there.
+_DESCRIPTIONS = ("method", "settings", "model", "references", "measure", "provenance")
+_place = attrgetter("start", "end")  # of a token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +57,16 @@ class LoggedExplanation:
     matrix: str | None  # the whole matrix with its tokens, packed, where it was kept
 
     @classmethod
-    def of(cls, explanation: Explanation, policy: Policy, query: str | None, document: str | None) -> LoggedExplanation:
+    def of(cls, explanation: Explanation, policy: Policy, query: str | None, document: str | None) -> Self:
         """What the policy keeps. `query` and `document` are the texts as they are written."""
         shown = explanation.in_words()
         absolute = _short(float(np.abs(shown.pairs, dtype=np.float64).sum()))
         top = ((*_offsets(pair), _short(pair.value)) for pair in shown.top_pairs(policy.top))
-        carried = float(explanation.matrix.sum(dtype=np.float64))
+        described: dict[str, Any] = {name: policy.described(getattr(explanation, name)) for name in _DESCRIPTIONS}
+        described["notices"] = tuple(_notice(notice, policy) for notice in explanation.notices)
+        described |= _no_tokens(query, document, float(explanation.matrix.sum(dtype=np.float64)))
         return cls(
-            outline=replace(explanation, unit=shown.unit, **_no_tokens(query, document, carried)),
+            outline=replace(explanation, unit=shown.unit, **described),
             gap=explanation.gap,
             unattributed=shown.unattributed,
             size=(len(shown.query_tokens), len(shown.document_tokens)),
@@ -72,12 +81,15 @@ class LoggedExplanation:
         return plain.fields_to_dict(self.outline, _OUTLINE) | plain.fields_to_dict(self, _OWN)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], query: str | None, document: str | None) -> LoggedExplanation:
-        """The inverse of `to_dict`."""
+    def from_dict(cls, data: Mapping[str, Any], hit: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; the texts are those of the hit: what was `asked`, and its `text`."""
+        query, document = hit["asked"], hit["text"]
         data = {**data, "query": query, "document": document}
-        own, outline = (plain.read_fields(data, table, "an explanation in this record") for table in (_OWN, _OUTLINE))
+        what = "an explanation in this record"
+        own, outline = (plain.read_fields(data, table, what) for table in (_OWN, _OUTLINE))
         carried = 0.0 if own["gap"] is None else outline["score"] - own["gap"]
-        return cls(outline=Explanation(**outline, **_no_tokens(query, document, carried)), **own)
+        outline |= _no_tokens(query, document, carried)
+        return plain.made(cls, {"outline": plain.made(Explanation, outline, what), **own}, what)
 
     def explanation(self) -> Explanation:
         """The original where its matrix was kept, else an explanation of the kept pairs that says so by a notice."""
@@ -106,21 +118,29 @@ def all_cells(explanation: Explanation) -> dict[tuple[int, ...], float]:
     return cells(explanation.top_pairs(explanation.pairs.size))
 
 
-def _write_pairs(pairs: Sequence[Pair]) -> list[list[float]]:
-    return [[*_offsets(pair), pair.value] for pair in pairs]
-
-
 def _read_pairs(items: Iterable[Any], data: Mapping[str, Any]) -> tuple[Pair, ...]:
     query, document, total = data["query"], data["document"], data["absolute"] or 1.0
     token = cache(_token)  # the strongest words recur in many pairs
-    return tuple(
-        Pair(token(q0, q1, query), token(d0, d1, document), value, abs(value) / total)
+    pairs = tuple(
+        Pair(token(int(q0), int(q1), query), token(int(d0), int(d1), document), float(value), abs(value) / total)
         for q0, q1, d0, d1, value in items
     )
+    if not math.isfinite(sum(pair.value for pair in pairs)):
+        raise ValueError("a pair is not a number")
+    return pairs
 
 
-_LOGGED = plain.table(LoggedExplanation, size=(list, lambda size, data: tuple(size)), pairs=(_write_pairs, _read_pairs))
+_PAIRS: plain.Row = (lambda pairs: [[*_offsets(pair), pair.value] for pair in pairs], _read_pairs)
+_LOGGED = plain.table(LoggedExplanation, size=TUPLE, pairs=_PAIRS)
 _OWN = {name: row for name, row in _LOGGED.items() if name != "outline"}
+
+
+def _notice(notice: Notice, policy: Policy) -> Notice:
+    """The notice as it is written: a program must still know it, and a text that is not kept leaves a sign."""
+    if notice.code in READING:  # they count words, and quote none
+        return notice
+    code = notice.code if notice.code in _CODES else policy.described(notice.code)
+    return replace(notice, code=code, text=policy.written(notice.text) or f"{code} (the text was not kept)")
 
 
 def _no_tokens(query: str | None, document: str | None, carried: float) -> dict[str, Any]:
@@ -132,19 +152,12 @@ def _token(start: int, end: int, text: str | None) -> Token:
     return Token("" if text is None else text[start:end], start, end, "text" if end > start else "special")
 
 
-def _place(token: Token) -> tuple[int, int]:
-    return token.start, token.end
-
-
-def _offsets(pair: Pair) -> tuple[int, int, int, int]:
-    return _place(pair.query) + _place(pair.document)
+def _offsets(pair: Pair) -> tuple[int, ...]:
+    return (*_place(pair.query), *_place(pair.document))
 
 
 def _short(value: float) -> float:
     return float(f"{value:.6g}")  # a float32 has no more to say
-
-
-# ---------------------------------------------------------------------- the whole matrix
 
 
 def _packed(explanation: Explanation, query: str | None, document: str | None, policy: Policy) -> str:
@@ -165,7 +178,7 @@ def _unpacked(packed: str, outline: Explanation) -> dict[str, Any]:
         for name in ("matrix", "similarities"):
             if words[name] is not None:
                 words[name] = np.frombuffer(base64.b64decode(words[name]), dtype="<f4")
-    except (ValueError, LookupError, TypeError, zlib.error) as error:
+    except (ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
         raise FormatError(f"the matrix in this record is damaged: {error!r}") from error
     words |= {"query": outline.query, "document": outline.document}
     return plain.read_fields(words, {name: FIELDS[name] for name in (*_WORDS, "unit")}, "the matrix in this record")
@@ -175,10 +188,10 @@ def _shown(tokens: Sequence[Token], written: str | None, policy: Policy) -> list
     """Tokens whose vocabulary piece says no more than the text that is written beside them."""
     kept = []
     for token in tokens:
-        # The text of "metadata" tokens is not in the record, so no redaction hook has seen it.
-        unseen = policy.redact is not None and token.part == "metadata"
+        # The texts of prompts and metadata are not in the record, so no redaction hook has seen them.
+        unseen = policy.redact is not None and token.part in ("prompt", "metadata")
         hidden = token.part != "special" and (written is None or unseen or MASK in written[token.start : token.end])
-        kept.append([token.start, token.end, token.part, "" if hidden else token.piece])
+        kept.append([token.start, token.end, token.part, "" if hidden else mask(token.piece, policy.redact)])
     return kept
 
 

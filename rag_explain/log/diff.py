@@ -1,11 +1,11 @@
 """Two logs of the same queries, before and after a change: which hits moved, and which word pairs moved them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+from rag_explain.errors import RagExplainError
 from rag_explain.log.compact import LoggedExplanation, all_cells, cells
 from rag_explain.log.reader import records
 from rag_explain.log.record import LoggedHit, Record
@@ -47,14 +47,10 @@ class Move:
 
 def diff(before: str | os.PathLike[str], after: str | os.PathLike[str], *, top: int = 5) -> Iterator[Move]:
     """Every document of every query that both logs hold; where a query was asked twice, its last record counts."""
-    old, new = _last(before), _last(after)
+    old, new = ({record.query_hash: record for record in records(path)} for path in (before, after))
     for key, record in new.items():
         if key in old:
             yield from _moves(old[key], record, top)
-
-
-def _last(path: str | os.PathLike[str]) -> dict[str, Record]:
-    return {record.query_hash: record for record in records(path)}
 
 
 def _moves(before: Record, after: Record, top: int) -> Iterator[Move]:
@@ -90,9 +86,10 @@ def _pair_shifts(a: LoggedHit, b: LoggedHit) -> list[PairShift]:
 
 def _cells(logged: LoggedExplanation) -> dict[tuple[int, ...], float]:
     """All pairs where the matrix and the texts were kept, else the strongest."""
-    if logged.matrix is None or logged.outline.query is None or logged.outline.document is None:
-        return cells(logged.pairs)
-    return all_cells(logged.explanation().grouped(logged.outline.unit))
+    if logged.matrix is not None and logged.outline.query is not None and logged.outline.document is not None:
+        with suppress(RagExplainError):  # a matrix that is damaged: its strongest pairs are there still
+            return all_cells(logged.explanation().grouped(logged.outline.unit))
+    return cells(logged.pairs)
 
 
 def _piece(text: str | None, start: int, end: int) -> str:

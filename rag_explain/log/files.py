@@ -6,29 +6,108 @@ and erasing write a new file, sync it and rename it: at every moment each record
 Readers take no lock and write nothing.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import logging
 import os
 import secrets
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import chain
+from operator import ne
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
 from rag_explain.errors import FormatError, LogError
 from rag_explain.log.record import summary, whole
 
+T = TypeVar("T")
 _LOGGER = logging.getLogger("rag_explain.log")
+_CURRENT = "log.jsonl"  # the file that grows
 _SEALED_AT = "log-%Y%m%dT%H%M%S.%fZ"  # how the name of a sealed file begins: names sort by time
 _LOCK_SECONDS = 30.0
 _LOCK_POLL_SECONDS = 0.005
-_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)  # of a compressed file
+_PIECE = 1 << 16  # bytes read at once
+_HEAD_BYTES = 128  # format, version and id of a record stand within these
+
+
+class LogFile(AbstractContextManager["LogFile"]):
+    """One file of a log, opened: the first of `paths` that exists, and an empty one where none does.
+
+    Reading goes as far as it can, and `problem` says afterwards what could not be read.
+    """
+
+    def __init__(self, *paths: Path) -> None:
+        self.name = paths[0].name
+        self.damage: str | None = None  # why the file cannot be read to its end
+        self.torn = 0  # lines that are not as they were written
+        self.foreign: Counter[str] = Counter()  # whole lines that this version cannot read, by reason
+        self._file: io.BufferedReader | None = None
+        for path in paths:
+            with suppress(FileNotFoundError), self._noting_damage():
+                self._file, self.name = path.open("rb"), path.name
+                break
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def problem(self) -> str:
+        """What could not be read, in words; empty where everything could."""
+        found = [] if self.damage is None else [f"it is damaged ({self.damage})"]
+        found += [f"{self.torn} lines are torn or were changed after they were written"] if self.torn else []
+        found += [f"{count} lines cannot be read ({reason})" for reason, count in self.foreign.items()]
+        return ", ".join(found)
+
+    def records(self, parse: Callable[[bytes], T], key: bytes = b"") -> Iterator[T]:
+        """What `parse` makes of every whole record that has `key` at its beginning."""
+        # What stands after the last newline of the growing file may be a line that is being written.
+        for line in self.lines(unfinished=self.name != _CURRENT):
+            if key not in line[:_HEAD_BYTES]:
+                continue
+            if not whole(line):
+                self.torn += 1
+                continue
+            try:
+                found = parse(line)
+            except FormatError as error:
+                self.foreign[str(error)] += 1
+                continue
+            yield found
+
+    def lines(self, *, unfinished: bool) -> Iterator[bytes]:
+        """Every line up to the damage, if there is one; `unfinished`: also what stands after the last newline."""
+        rest = b""
+        with self._noting_damage():
+            for piece in self._pieces():
+                *lines, rest = (rest + piece).split(b"\n")
+                yield from filter(None, lines)
+        if rest and unfinished:
+            yield rest
+
+    def _pieces(self) -> Iterator[bytes]:
+        if self._file is None:
+            return iter(())
+        return _unpacked(self._file) if self.name.endswith(".gz") else iter(partial(self._file.read, _PIECE), b"")
+
+    @contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (OSError, EOFError, zlib.error) as error:
+            self.damage = getattr(error, "strerror", None) or str(error)
 
 
 class Folder:
@@ -43,12 +122,10 @@ class Folder:
         retention: timedelta | None = None,
     ) -> None:
         self.path = Path(path)
-        self.current = self.path / "log.jsonl"  # the file that grows
+        self.current = self.path / _CURRENT
         self.max_bytes = max_bytes
         self.max_age = max_age
         self.retention = retention
-
-    # ------------------------------------------------------------------ writing
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Add whole records at the end, all or none, on disk when this returns."""
@@ -58,9 +135,15 @@ class Folder:
                 self._seal()
             self._write(data)
 
-    def _write(self, data: bytes) -> None:
-        is_new = not self.current.exists()
-        with open(self.current, "ab+", buffering=0, opener=_private) as file:
+    def append_to(self, name: str, lines: Sequence[bytes]) -> None:
+        """The same for another file of the folder, which is never sealed."""
+        with self._locked("written"):
+            self._write(b"".join(line + b"\n" for line in lines), self.path / name)
+
+    def _write(self, data: bytes, path: Path | None = None) -> None:
+        path = self.current if path is None else path
+        is_new = not path.exists()
+        with open(path, "ab+", buffering=0, opener=_private) as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
@@ -82,47 +165,55 @@ class Folder:
             return False
         if self.max_age is None or size + coming > self.max_bytes:
             return size + coming > self.max_bytes
-        with self.current.open("rb") as file:
-            first = next((line for line in _complete(file) if whole(line)), None)
-        try:
-            return first is not None and datetime.now(UTC) - summary(first).time > self.max_age
-        except FormatError:  # another version wrote it: its records stay in a file of their own
-            return True
+        with LogFile(self.current) as file:
+            first = next(file.records(summary), None)
+        # What another version wrote stays in a file of its own.
+        return bool(file.foreign) or (first is not None and datetime.now(UTC) - first.time > self.max_age)
 
     def _seal(self) -> None:
         """Rename the growing file and compress it; a crash in between leaves a readable file."""
         name = datetime.now(UTC).strftime(_SEALED_AT)
         self.current.rename(self.path / f"{name}-{secrets.token_hex(2)}.jsonl")
         _sync_folder(self.path)
+        self._tidy()
+
+    def _tidy(self) -> None:
         try:
-            self._tidy()
+            for leftover in self.path.glob("*.tmp"):
+                leftover.unlink()
+            for plain in self.path.glob("log-*.jsonl"):
+                with plain.open("rb") as file:
+                    _replace(_packed(plain), file)
+                plain.unlink()
+            if self.retention is not None:
+                limit = (datetime.now(UTC) - self.retention).strftime(_SEALED_AT)
+                for packed in self.path.glob("log-*.jsonl.gz"):
+                    if packed.name < limit:
+                        packed.unlink()
+            _sync_folder(self.path)
         except OSError as error:  # compressing is a comfort, and the disk may be full: the next seal tries again
             _LOGGER.warning("a sealed file of the log could not be compressed: %s", error.strerror or error)
 
-    def _tidy(self) -> None:
-        for leftover in self.path.glob("*.tmp"):
-            leftover.unlink()
-        for plain in self.path.glob("log-*.jsonl"):
-            packed = _packed(plain)
-            if not packed.exists():
-                with plain.open("rb") as file:
-                    _replace(packed, file)
-            plain.unlink()
-        if self.retention is not None:
-            limit = (datetime.now(UTC) - self.retention).strftime(_SEALED_AT)
-            for packed in self.path.glob("log-*.jsonl.gz"):
-                if packed.name < limit:
-                    packed.unlink()
-        _sync_folder(self.path)
-
     def rewrite(self, change: Callable[[bytes], bytes | None]) -> int:
-        """Pass every record through `change`; None removes it. How many were changed. Lines that are no record go."""
+        """Pass every record through `change`; None removes it. How many were changed. Torn lines go too.
+
+        A damaged file stays as it is, so that it can be restored; one error names it when all others are done.
+        """
         if not self.path.is_dir():
             raise LogError(f"{self.path} is not the folder of a log: only there can records be erased")
+        changed, problems = 0, []
         with self._locked("rewritten"):
             self._tidy()
-            paths = [*map(_packed, self._sealed()), self.current]
-            return sum(_rewrite(path, change) for path in paths if path.exists())
+            for path in (*chain.from_iterable((path, _packed(path)) for path in self._sealed()), self.current):
+                count, problem = _rewrite(path, change)
+                changed += count
+                problems += [problem] if problem else []
+        if problems:
+            raise FormatError(
+                f"{changed} records of the log {self.path} were changed, but {', and '.join(problems)}: what was to go "
+                "may still stand there until you delete or restore it and erase again"
+            )
+        return changed
 
     @contextmanager
     def _locked(self, done: str) -> Iterator[None]:
@@ -136,27 +227,20 @@ class Folder:
         except OSError as error:
             raise LogError(f"the log {self.path} cannot be {done}: {error.strerror or error}") from error
 
-    # ------------------------------------------------------------------ reading
-
-    def lines(self, since: datetime | None = None) -> Iterator[bytes]:
-        """Every complete line, oldest file first; damaged ones too (`record.whole` tells them apart).
-
-        `since` leaves out the sealed files that cannot hold anything recorded at that time or later.
-        """
-        if not self.path.exists():
+    def files(self, since: datetime | None = None) -> Iterator[LogFile]:
+        """Every file, oldest first; with `since` those first that are likely to hold what was recorded then."""
+        if not os.path.exists(self.path):
             raise LogError(f"there is no log at {self.path}")
-        sealed, current = self._snapshot() if self.path.is_dir() else ([], _opened(self.path))
-        if since is not None:
-            sealed = [path for path in sealed if path.name >= since.strftime(_SEALED_AT)]
+        sealed, current = self._snapshot() if self.path.is_dir() else ([], LogFile(self.path))
+        earliest = "" if since is None else since.strftime(_SEALED_AT)
+        likely, others = ([path for path in sealed if (path.name >= earliest) is side] for side in (True, False))
         with current:
-            for path in sealed:
-                # The compressed file is there before the plain one goes: a third look finds what was compressed after
-                # the first. Retention may have deleted both.
-                with _opened(_packed(path), path, _packed(path)) as file:
-                    yield from _complete(file)
-            yield from _complete(current)
+            for path in (*likely, self.current, *others):
+                # The compressed file is there before the plain one goes. Retention may have deleted both.
+                with current if path is self.current else LogFile(path, _packed(path)) as file:
+                    yield file
 
-    def _snapshot(self) -> tuple[list[Path], io.BufferedIOBase]:
+    def _snapshot(self) -> tuple[list[Path], LogFile]:
         """The sealed files, and the growing one, opened: together they hold every record once.
 
         If the growing file was sealed meanwhile, the list of sealed files has changed and both are taken again. If it
@@ -164,15 +248,18 @@ class Folder:
         """
         while True:
             sealed = self._sealed()
-            current = _opened(self.current)
+            current = LogFile(self.current)
             if self._sealed() == sealed:
                 return sealed, current
             current.close()
 
     def _sealed(self) -> list[Path]:
         """The sealed files by their names before compression, oldest first. During sealing a file may exist twice."""
-        found = [*self.path.glob("log-*.jsonl"), *self.path.glob("log-*.jsonl.gz")]
-        return sorted({path.with_name(path.name.removesuffix(".gz")) for path in found})
+        try:
+            names = {name.removesuffix(".gz") for name in os.listdir(self.path)}
+        except OSError as error:
+            raise LogError(f"the log {self.path} cannot be read: {error.strerror or error}") from error
+        return sorted(self.path / name for name in names if name.startswith("log-") and name.endswith(".jsonl"))
 
 
 def _packed(path: Path) -> Path:
@@ -183,50 +270,70 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _rewrite(path: Path, change: Callable[[bytes], bytes | None]) -> int:
-    """How many records changed. Pieces of killed writes go too, since what was to be erased may stand in one."""
-    with _opened(path) as file:
+def _rewrite(path: Path, change: Callable[[bytes], bytes | None]) -> tuple[int, str]:
+    """How many records changed, and what in this file could not be. Torn lines go: what was to go may stand in one."""
+    with LogFile(path) as file:
+        lines = list(file.lines(unfinished=True))
+    if file.damage is not None:
+        return 0, f"{path.name} is damaged and cannot be rewritten ({file.damage})"
+    old, new = [line for line in lines if whole(line)], []
+    for line in old:
         try:
-            lines = file.readlines()
-        except _DAMAGE as error:
-            raise FormatError(f"{path.name} of the log is damaged and cannot be rewritten: {error}") from error
-    old = [line[:-1] for line in lines if line.endswith(b"\n") and whole(line[:-1])]
-    new = [change(line) for line in old]
-    kept = [line + b"\n" for line in new if line is not None]
-    if kept != lines:
-        _replace(path, kept)
-    return sum(before != after for before, after in zip(old, new, strict=True))
+            new.append(change(line))
+        except FormatError as error:
+            file.foreign[str(error)] += 1
+            new.append(line)
+    kept = [line for line in new if line is not None]
+    try:
+        if kept != lines:
+            _replace(path, (line + b"\n" for line in kept))
+    except OSError as error:
+        return 0, f"{path.name} cannot be rewritten ({error.strerror or error})"
+    if len(old) < len(lines):
+        _LOGGER.warning("%d torn or damaged lines of %s were removed", len(lines) - len(old), path.name)
+    problem = f"{path.name} holds lines that only the version that wrote them can erase: {file.problem}"
+    return sum(map(ne, old, new)), problem if file.foreign else ""
 
 
 def _replace(path: Path, chunks: Iterable[bytes]) -> None:
     """Write beside, sync, rename."""
     beside = path.with_name(path.name + ".tmp")
-    with open(beside, "wb", opener=_private) as raw:
-        is_packed = path.suffix == ".gz"
-        with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if is_packed else nullcontext(raw) as file:
-            file.writelines(chunks)
-        raw.flush()
-        os.fsync(raw.fileno())
-    beside.replace(path)
+    try:
+        with open(beside, "wb", opener=_private) as raw:
+            is_packed = path.suffix == ".gz"
+            with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if is_packed else nullcontext(raw) as file:
+                file.writelines(chunks)
+            raw.flush()
+            os.fsync(raw.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)  # it holds texts
+        raise
     _sync_folder(path.parent)
 
 
-def _opened(*paths: Path) -> io.BufferedIOBase:
-    """The first of these files that exists; an empty one where none does."""
-    for path in paths:
-        with suppress(FileNotFoundError):
-            return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    return io.BytesIO()
+def _unpacked(packed: io.BufferedReader) -> Iterator[bytes]:
+    """What a gzip file holds, piece by piece, up to the very byte from which on it cannot be read."""
+    stream = zlib.decompressobj(wbits=31)
+    while piece := stream.unused_data or packed.read(_PIECE):
+        stream = zlib.decompressobj(wbits=31) if stream.eof else stream
+        before = stream.copy()
+        try:
+            found = stream.decompress(piece)
+        except zlib.error:
+            yield _before_damage(before, piece)
+            raise
+        yield found
+    if not stream.eof:
+        raise EOFError("it ends too early")
 
 
-def _complete(file: io.BufferedIOBase) -> Iterator[bytes]:
-    """The lines that end; what a writer is writing at this moment, or never finished, is not one."""
-    try:
-        for line in file:
-            if line.endswith(b"\n") and len(line) > 1:
-                yield line[:-1]
-    except _DAMAGE as error:
-        raise FormatError(f"a sealed file of the log is damaged: {error}") from error
+def _before_damage(stream: "zlib._Decompress", piece: bytes) -> bytes:
+    found = bytearray()
+    with suppress(zlib.error):
+        for at in range(len(piece)):
+            found += stream.decompress(piece[at : at + 1])
+    return bytes(found)
 
 
 def _sync_folder(path: Path) -> None:

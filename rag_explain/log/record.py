@@ -4,33 +4,30 @@ docs/log-format.md describes the format. A line ends in a digest of all that sta
 damaged one, is never taken for a record.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-import re
+import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from rag_explain import __version__
-from rag_explain.errors import FormatError, InvalidInput
-from rag_explain.log.compact import LoggedExplanation
+from rag_explain.errors import FormatError, InvalidInput, RagExplainError
+from rag_explain.log.compact import TUPLE, LoggedExplanation
 from rag_explain.log.redaction import Policy, Texts, digest, mask
 from rag_explain.results import serialization as plain
 from rag_explain.results.deferred import Deferred, Status, load
-from rag_explain.results.explanation import Pair
+from rag_explain.results.explanation import Explanation, Pair
 from rag_explain.results.hits import Hit, Hits
+from rag_explain.results.stages import Stage
 
 FORMAT, VERSION = "rag_explain.log", 2
-_DIGEST_BYTES = 8
-_CHECK = re.compile(rb',"check":"([0-9a-f]{%d})"\}$' % (2 * _DIGEST_BYTES))
-_CHECK_LENGTH = len(',"check":""}') + 2 * _DIGEST_BYTES
+_CHECK_LENGTH = len(',"check":"0123456789abcdef"}')
 _HITS = b',"hits":['
 # What the search said of a hit. It stays when the document is erased.
 MEASURED = ("rank", "score", "metric", "similarity", "gap")
@@ -47,7 +44,7 @@ class PendingRecord:
 
     query: str
     answer: str | None = None
-    hits: Sequence[Hit] = ()
+    hits: Iterable[Hit] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     context: Any = None  # for the export: where the caller was
     id: str = field(default_factory=new_id)
@@ -56,11 +53,13 @@ class PendingRecord:
     def __post_init__(self) -> None:
         if not isinstance(self.query, str) or not (self.answer is None or isinstance(self.answer, str)):
             raise InvalidInput("query and answer must be strings (answer may be None)")
-        for hit in self.hits:
+        if not isinstance(self.hits, Iterable):
+            raise InvalidInput(f"hits must be a list of rag_explain.Hit objects, not {type(self.hits).__name__}")
+        self.hits = hits = tuple(self.hits)  # a generator can be read only once
+        for hit in hits:
             if not isinstance(hit, Hit):
                 raise InvalidInput(f"hits must be rag_explain.Hit objects, not {type(hit).__name__}")
-        self.hits = tuple(self.hits)
-        self.hit_metadata = [_copy(hit.metadata) for hit in self.hits]
+        self.hit_metadata = [_copy(hit.metadata) for hit in hits]
         self.metadata = _copy(self.metadata)
 
 
@@ -91,21 +90,25 @@ class LoggedHit:
     around_hash: str | None = None  # of both with a zero byte between
     metadata: Mapping[str, Any] = field(default_factory=dict)
     explanation: LoggedExplanation | None = None
+    stages: tuple[Stage, ...] = ()
 
     @classmethod
-    def of(cls, hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, compute: bool) -> LoggedHit:
+    def of(cls, hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, compute: bool) -> Self:
         """What the policy keeps of a hit for `query`. A pending explanation is computed, or left as pending."""
-        why = hit.explanation if compute else hit.handle.peek()
+        why = hit.explanation if compute else hit.peek()
         # The texts into which the explanation's offsets point: a chain may have rewritten the query.
         asked = query if why is None or why.query is None else why.query
         text = hit.text if why is None or why.document is None else why.document
         rewritten = None if asked == query else asked
         shown = policy.written(text)
         around = hit.around if any(hit.around) else None
-        reason = hit.reason if hit.reason is None or policy.keep_text else hit.reason.split(":")[0]
         return cls(
-            **{name: plain.to_plain(getattr(hit, name)) for name in ("id", "status", *MEASURED)},
-            reason=mask(reason, policy.redact),  # what follows the kind of an error may quote the text
+            **{name: _number(getattr(hit, name)) for name in ("score", "similarity", "gap")},
+            id=str(hit.id),
+            rank=int(hit.rank),
+            metric=policy.described(hit.metric),
+            status=hit.status,
+            reason=policy.written(hit.reason) if policy.keep_text else _error_kind(hit.reason),
             text=shown,
             text_hash=policy.hashed(text),
             query=policy.written(rewritten),
@@ -113,17 +116,21 @@ class LoggedHit:
             around=policy.written(around),
             around_hash=None if around is None else policy.hashed("\0".join(around)),
             metadata=policy.written(metadata) or {},
+            stages=tuple(replace(stage, name=mask(stage.name, policy.redact)) for stage in hit.stages),
             explanation=None if why is None else LoggedExplanation.of(why, policy, policy.written(asked), shown),
         )
 
     def hit(self) -> Hit:
         """The hit as the search returned it, with its explanation as far as it was kept."""
+        status: Status = "failed" if self.status == "failed" else "skipped"
+        handle: Deferred[Explanation]
+        handle = Deferred(None, status=status, reason=self.reason or "it was not computed when it was logged")
         if self.explanation is not None:
-            handle = Deferred.ready(self.explanation.explanation())
-        else:
-            status: Status = "failed" if self.status == "failed" else "skipped"
-            handle = Deferred(None, status=status, reason=self.reason or "it was not computed when it was logged")
-        own = {name: getattr(self, name) for name in ("id", "text", "rank", "score", "metric", "metadata")}
+            try:
+                handle = Deferred.ready(self.explanation.explanation())
+            except RagExplainError as error:  # its matrix is damaged: the other hits can still be looked at
+                handle = Deferred(None, status="failed", reason=str(error))
+        own = {name: getattr(self, name) for name in ("id", "text", "rank", "score", "metric", "metadata", "stages")}
         return Hit(**own, handle=handle, around=self.around or ("", ""))
 
 
@@ -155,7 +162,7 @@ class Record(Summary):
     logged_hits: tuple[LoggedHit, ...]
 
     @classmethod
-    def of(cls, pending: PendingRecord, policy: Policy, *, compute: bool = True, dropped: int = 0) -> Record:
+    def of(cls, pending: PendingRecord, policy: Policy, *, compute: bool = True, dropped: int = 0) -> Self:
         """What the policy keeps of an answer. `compute` computes explanations that are still pending."""
         if compute:
             with suppress(Exception):  # what one batch could not give is computed hit by hit, and each says why not
@@ -204,16 +211,26 @@ class Record(Summary):
             "metadata": dict(self.metadata),
         }
         body = plain.to_json(data, compact=True).encode()[:-1]
-        return body + f',"check":"{_check(body)}"}}'.encode()
+        return body + _check(body)
 
     @classmethod
-    def from_line(cls, line: bytes) -> Record:
+    def from_line(cls, line: bytes) -> Self:
         """The record of a line that is `whole`."""
-        members = _members(line, _HEAD | _BODY)
-        return cls(logged_hits=members.pop("hits"), **members)
+        members = _members(line, {**_HEAD, **_BODY})
+        return plain.made(cls, {"logged_hits": members.pop("hits"), **members}, "a log record")
 
     def __repr__(self) -> str:
         return f"Record({self.id}, {self.time:%Y-%m-%dT%H:%M:%S}Z, {len(self.logged_hits)} hits)"
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _error_kind(reason: str | None) -> str | None:
+    """What a reason says without quoting anything: the kind of an error, where it begins with one."""
+    kind, colon, _ = (reason or "").partition(":")
+    return kind if colon and kind.isidentifier() else None
 
 
 def counted(hits: Sequence[LoggedHit]) -> dict[str, Any]:
@@ -225,47 +242,47 @@ def counted(hits: Sequence[LoggedHit]) -> dict[str, Any]:
 def summary(line: bytes) -> Summary:
     """What stands before the hits of a line: enough for a listing, at a fraction of the cost."""
     at = line.find(_HITS)
-    return Summary(**_members(line if at < 0 else line[:at] + b"}", _HEAD))
+    return plain.made(Summary, _members(line if at < 0 else line[:at] + b"}", _HEAD), "a log record")
 
 
 def whole(line: bytes) -> bool:
     """Whether a line (without its newline) is a record exactly as it was written."""
-    match = _CHECK.search(line[-_CHECK_LENGTH:])
-    return match is not None and match[1].decode() == _check(line[:-_CHECK_LENGTH])
+    return line[-_CHECK_LENGTH:] == _check(line[:-_CHECK_LENGTH])
 
 
-def _check(body: bytes) -> str:
-    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
+def _check(body: bytes) -> bytes:
+    """The end of a line: the digest of all that stands before it."""
+    return f',"check":"{hashlib.blake2b(body, digest_size=8).hexdigest()}"}}'.encode()
 
 
 def _members(raw: bytes, rows: plain.FieldTable) -> dict[str, Any]:
     try:
         data = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"this is not a log record: {error}") from error
     return plain.fields_from_dict(data, rows, FORMAT, VERSION, "a log record")
 
 
 def _read_hit(hit: Mapping[str, Any], query: str | None) -> LoggedHit:
     asked = query if hit["query_hash"] is None else hit["query"]
-    return LoggedHit(**plain.read_fields({**hit, "asked": asked}, _HIT, "a hit of a record"))
+    what = "a hit of a record"
+    return plain.made(LoggedHit, plain.read_fields({"stages": [], **hit, "asked": asked}, _HIT, what), what)
 
 
 # How members are written and read back. A record's hits stand after all that a listing needs.
-_HIT = plain.table(
-    LoggedHit,
-    around=(list, lambda parts, hit: tuple(parts)),
-    explanation=(
-        LoggedExplanation.to_dict,
-        lambda why, hit: LoggedExplanation.from_dict(why, hit["asked"], hit["text"]),
-    ),
+_STAGES: plain.Row = (
+    lambda stages: plain.to_plain([astuple(stage) for stage in stages]),
+    lambda items, data: tuple(Stage(*item) for item in items),
 )
-_TIME: tuple[plain.Write, plain.Read] = (
+_METADATA: plain.Row = (None, lambda value, data: plain.to_plain(value))  # without NaN, which cannot be written again
+_WHY: plain.Row = (LoggedExplanation.to_dict, LoggedExplanation.from_dict)
+_HIT = plain.table(LoggedHit, around=TUPLE, metadata=_METADATA, explanation=_WHY, stages=_STAGES)
+_TIME: plain.Row = (
     lambda when: when.isoformat(timespec="microseconds").replace("+00:00", "Z"),
-    lambda text, data: datetime.fromisoformat(text),
+    lambda text, data: datetime.fromisoformat(text).astimezone(UTC),
 )
-_BODY: dict[str, Any] = {
+_HEAD = plain.table(Summary, time=_TIME, documents=TUPLE)
+_BODY: plain.FieldTable = {
     "hits": (None, lambda hits, record: tuple(_read_hit(hit, record["query"]) for hit in hits)),
-    "metadata": (None, None),
+    "metadata": _METADATA,
 }
-_HEAD: dict[str, Any] = {**plain.table(Summary, time=_TIME, documents=(list, lambda ids, data: tuple(ids)))}

@@ -3,17 +3,17 @@
 Redacted spans are masked character for character, so that offsets into a text stay true.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any, Literal, TypeVar, cast
 
 import regex
 
 from rag_explain.errors import InvalidInput
+from rag_explain.results.metric import Metric
 
 T = TypeVar("T")
 Span = tuple[int, int]
@@ -21,6 +21,15 @@ Redactor = Callable[[str], Iterable[Span]]  # gives the `(start, end)` spans of 
 Texts = Literal["kept", "redacted", "none"]  # what happened to the texts of a record
 MASK = "█"
 _KEYED = "hmac-sha256:"
+# What the library itself writes about a computation: methods, measures, and the words of settings, references and
+# provenance. No text of the host is among them.
+_OWN_WORDS = frozenset(
+    """bilrp|hxp|ij|ij-exact|pooled|alignment|bti|embeddings|gradient|integrated-gradients|random|cosine|dot|MaxSim
+    |mean MaxSim|precision of MaxSim|F1 of MaxSim|optimal transport|logit|layer|rules|lrp|attnlrp|tolerance|max_nodes
+    |score|maxsim|recall|precision|f1|transport|saliency|product|activation|clusters|seed|nodes|query_nodes
+    |document_nodes|query_error|document_error|query_sum|document_sum|f(a, r_b)|f(r_a, b)|f(r_a, r_b)|path|seconds
+    |subspace|cold|pair|built|memory|disk|remote""".replace("\n    ", "").split("|")
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,15 @@ class Policy:
         """A text, or plain data with texts in it, as it stands in the record; None where texts are not kept."""
         return mask(value, self.redact) if self.keep_text else None
 
+    def described(self, value: T) -> T:
+        """What a computation says of itself; strings that are not the library's own words are masked, or hashed."""
+        return with_texts(value, self._described)
+
+    def _described(self, text: str) -> str:
+        if text in _OWN_WORDS or Metric.find(text) is not None:
+            return text
+        return mask(text, self.redact) if self.keep_text else digest(text, self.hash_key)
+
     def hashed(self, text: str | None) -> str | None:
         """The hash of the text as it was before redaction."""
         return None if text is None else digest(text, self.hash_key)
@@ -64,25 +82,28 @@ def patterns(*expressions: str) -> Redactor:
         compiled = [regex.compile(expression) for expression in expressions]
     except regex.error as error:
         raise InvalidInput(f"this is not a regular expression: {error}") from error
-
-    def redact(text: str) -> Iterable[Span]:
-        return [match.span() for expression in compiled for match in expression.finditer(text)]
-
-    return redact
+    return lambda text: [match.span() for expression in compiled for match in expression.finditer(text)]
 
 
 def mask(value: T, redact: Redactor | None) -> T:
-    """Plain data with every redacted character of every string replaced by one █; keys are left alone."""
-    if redact is None:
-        return value
-    masked: Any = value
+    """Plain data with every redacted character of every string, keys too, replaced by one █."""
+    return value if redact is None else with_texts(value, lambda text: _mask_text(text, redact))
+
+
+def with_texts(value: T, change: Callable[[str], str]) -> T:
+    """Plain data with every string changed, keys too; keys that become equal are numbered, so that none is lost."""
+    changed: Any = value
     if isinstance(value, str):
-        masked = _mask_text(value, redact)
+        changed = change(value)
     elif isinstance(value, Mapping):
-        masked = {key: mask(item, redact) for key, item in value.items()}
+        changed = {}
+        for key, item in value.items():
+            name = change(key)
+            names = chain([name], (f"{name} ({number})" for number in count(2)))
+            changed[next(free for free in names if free not in changed)] = with_texts(item, change)
     elif isinstance(value, list | tuple):
-        masked = type(value)(mask(item, redact) for item in value)
-    return cast(T, masked)
+        changed = type(value)(with_texts(item, change) for item in value)
+    return cast(T, changed)
 
 
 def _mask_text(text: str, redact: Redactor) -> str:

@@ -4,8 +4,6 @@ An outermost run (a chain, a query, a chat) becomes one record. Runs are told ap
 thread, so any number of them may be under way at once.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """ExplanationLog: takes an answer in microseconds, and writes it in the background."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import math
@@ -10,16 +8,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from queue import Empty, SimpleQueue
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple
 
 from rag_explain.errors import InvalidInput, LogError, RagExplainError
 from rag_explain.log import erasure, reader
 from rag_explain.log.files import Folder
+from rag_explain.log.models import keep_models
 from rag_explain.log.record import PendingRecord, Record
 from rag_explain.log.redaction import Policy, Redactor
 from rag_explain.log.sinks import Sink
@@ -31,7 +31,7 @@ _BATCH_SECONDS = 0.5  # a record that is ready does not wait longer than this fo
 _RETRIES = (0.2, 1.0)
 _EXIT_SECONDS = 10.0
 _NICENESS = 10
-_OPEN: weakref.WeakSet[ExplanationLog] = weakref.WeakSet()
+_OPEN: "weakref.WeakSet[ExplanationLog]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +50,13 @@ class _Line(NamedTuple):
     context: Any
 
 
-def _lost(lines: Sequence[_Line]) -> int:
-    """How many lost records these lines tell of."""
-    return sum(line.record.dropped for line in lines)
-
-
-class ExplanationLog:
+class ExplanationLog(AbstractContextManager["ExplanationLog"]):
     """Explanations beside the answers they belong to, to be read when an answer is questioned.
 
     `record` only puts the answer into a bounded queue; one thread computes what is pending, redacts and writes. When
     the queue is full the answer is dropped and counted, never waited for. `flush`, `close` and the end of the process
-    empty it. docs/log-format.md says what is written and what is promised.
+    empty it; a log that nothing uses any more ends its thread when all is written. docs/log-format.md says what is
+    written and what is promised.
 
     Args:
         path: the log's folder. Several processes may write to it.
@@ -100,32 +96,34 @@ class ExplanationLog:
             raise InvalidInput("queue and max_bytes must be at least 1")
         self.folder = Folder(path, max_bytes=max_bytes, max_age=max_age, retention=retention)
         self.policy = Policy(top, matrices, keep_text, redact, hash_key)
-        self._pending = pending
         self._export = export
         self._background = background
         self._limit = queue
         self._closed = False
-        self._compute_until = math.inf
+        self._compute_until = math.inf if pending == "compute" else 0.0
         self._begin()
         _OPEN.add(self)
 
     def _begin(self) -> None:
         """What a process needs of its own; a forked child starts again from here."""
-        self._waiting: SimpleQueue[PendingRecord | None] = SimpleQueue()  # None: the log was closed
+        # A record that waits keeps its log alive. None ends the thread: the log was closed, or nothing uses it.
+        self._waiting: SimpleQueue[tuple[ExplanationLog, PendingRecord] | None] = SimpleQueue()
+        weakref.finalize(self, self._waiting.put, None).atexit = False  # at the end of the process it is closed
         self._changed = threading.Condition()  # guards the counts, and tells of their changes
-        self._counts = Counts()
-        self._told = 0  # how many lost records the written ones tell of
+        self.counts = Counts()  # what became of the records of this process so far
+        self._told = 0  # how many lost records the others tell of
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
-
-    # ------------------------------------------------------------------ writing
+        self._models: set[str] = set()  # fingerprints whose probes are in the log
+        self._lines: list[_Line] = []  # records that are made, and written together
+        self._write_at = 0.0
 
     def record(
         self,
         *,
         query: str,
         answer: str | None = None,
-        hits: Sequence[Hit] = (),
+        hits: Iterable[Hit] = (),
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
         """Log an answer, the documents it came from and why they were found. Returns the record's id at once.
@@ -135,40 +133,32 @@ class ExplanationLog:
         context = None if self._export is None else self._export.context()
         pending = PendingRecord(query, answer, hits, metadata or {}, context)
         if not self._background:
-            self._record_now(pending)
+            if self._closed:
+                raise LogError(f"the log {self.folder.path} is closed")
+            with self._writing:
+                self._count("accepted")
+                self._append([self._line(pending, compute=self._compute_until > 0)], pauses=())
             return pending.id
         with self._changed:
             accepted = not self._closed and self._waiting.qsize() < self._limit
             self._count("accepted" if accepted else "dropped")
-            first_dropped = not accepted and self._counts.dropped == 1
+            first_dropped = not accepted and self.counts.dropped == 1
             if accepted:
-                self._waiting.put(pending)
+                self._waiting.put((self, pending))
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="rag-explain-log", daemon=True)
+                    work = partial(_work, self._waiting)
+                    self._thread = threading.Thread(target=work, name="rag-explain-log", daemon=True)
                     self._thread.start()
         if first_dropped:
             why = "it is closed" if self._closed else f"{self._limit} records are waiting"
             _LOGGER.warning("the log %s drops records: %s", self.folder.path, why)
         return pending.id
 
-    def _record_now(self, pending: PendingRecord) -> None:
-        if self._closed:
-            raise LogError(f"the log {self.folder.path} is closed")
-        with self._writing:
-            self._count("accepted")
-            try:
-                line = self._line(pending, (), compute=self._pending == "compute")
-                self.folder.append([line.raw])
-            except BaseException:
-                self._count("failed")
-                raise
-            self._finish([line])
-
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything recorded so far is on disk or counted as failed. False when time ran out."""
         with self._changed:
-            target = self._counts.accepted
-            return self._changed.wait_for(lambda: self._counts.written + self._counts.failed >= target, timeout)
+            target = self.counts.accepted
+            return self._changed.wait_for(lambda: self.counts.written + self.counts.failed >= target, timeout)
 
     def close(self, timeout: float | None = _EXIT_SECONDS, *, compute: bool = True) -> bool:
         """Write what waits and stop. False when time ran out.
@@ -182,92 +172,91 @@ class ExplanationLog:
                 self._closed = True
                 self._waiting.put(None)
             self._changed.notify_all()
-            thread = self._thread
         done = self.flush(timeout)
-        if thread is not None and done and thread is not threading.current_thread():
-            thread.join(timeout)
+        if self._thread is not None and done and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
         return done
-
-    @property
-    def counts(self) -> Counts:
-        """What became of the records of this process so far."""
-        return self._counts
 
     def _count(self, what: str, number: int = 1) -> None:
         with self._changed:
-            self._counts = replace(self._counts, **{what: getattr(self._counts, what) + number})
+            self.counts = replace(self.counts, **{what: getattr(self.counts, what) + number})
             self._changed.notify_all()
 
-    # ------------------------------------------------------------------ the background thread
-
-    def _run(self) -> None:
-        _give_way()
-        closing = False
-        while not closing:
-            lines: list[_Line] = []
-            for pending in self._arrivals():
-                if pending is None:
-                    closing = True
-                    break
-                self._encode(pending, lines)
-            if lines:
-                self._append(lines)
-
-    def _arrivals(self) -> Iterator[PendingRecord | None]:
-        """Waits for one record, then gives those that wait already: as many as are written at once."""
-        first = self._waiting.get()
-        end = time.monotonic() + _BATCH_SECONDS
-        yield first
-        with suppress(Empty):
-            for _ in range(_BATCH - 1):
-                if time.monotonic() > end:
-                    return
-                yield self._waiting.get_nowait()
-
-    def _encode(self, pending: PendingRecord, lines: list[_Line]) -> None:
-        """Add the record's line; none where it cannot be made."""
+    def _take(self, pending: PendingRecord) -> None:
+        """Make a record, and write all that are made when none waits, or when they have waited long enough."""
+        if not self._lines:
+            self._write_at = time.monotonic() + _BATCH_SECONDS
         # An answer without its explanation is better than none: computing stops before dropping starts.
         is_late = self._waiting.qsize() - self._closed > self._limit // 2
-        compute = self._pending == "compute" and not is_late and time.monotonic() < self._compute_until
         try:
-            lines.append(self._line(pending, lines, compute=compute))
-        except Exception as error:  # whatever the host's hook or objects raise, the log goes on
+            self._lines.append(self._line(pending, compute=not is_late and time.monotonic() < self._compute_until))
+        except BaseException as error:  # whatever the host's hook or objects raise, SystemExit too: the log goes on
             # The message of a foreign error may quote the text that was to be redacted: only its kind is told.
             told = str(error) if isinstance(error, RagExplainError) else type(error).__name__
             _LOGGER.warning("record %s could not be made and is not logged: %s", pending.id, told)
+        is_last = self._waiting.qsize() - self._closed <= 0
+        if is_last or len(self._lines) == _BATCH or time.monotonic() > self._write_at:
+            lines, self._lines = self._lines, []
+            self._append_or_warn(lines)
+
+    def _line(self, pending: PendingRecord, *, compute: bool) -> _Line:
+        """The record's line, which tells how many records were lost since the line before it."""
+        lost = self.counts.dropped + self.counts.failed
+        try:
+            record = Record.of(pending, self.policy, compute=compute, dropped=lost - self._told)
+            line = _Line(record.to_line(), record, pending.context)
+        except BaseException:
             self._count("failed")
+            raise
+        self._told = lost
+        return line
 
-    def _line(self, pending: PendingRecord, before: Sequence[_Line], *, compute: bool) -> _Line:
-        """The record's line, which tells how many records were lost since those `before`, which are not written yet."""
-        lost = self._counts.dropped + self._counts.failed - self._told - _lost(before)
-        record = Record.of(pending, self.policy, compute=compute, dropped=lost)
-        return _Line(record.to_line(), record, pending.context)
+    def _append_or_warn(self, lines: Sequence[_Line]) -> None:
+        try:
+            if lines:
+                self._append(lines, _RETRIES)
+        except BaseException as error:
+            _LOGGER.warning("%d records are lost: %s", len(lines), error)
 
-    def _append(self, lines: Sequence[_Line]) -> None:
-        for pause in (*_RETRIES, None):
+    def _append(self, lines: Sequence[_Line], pauses: Sequence[float]) -> None:
+        """Write and export; a write that fails is tried again after each of the pauses."""
+        for pause in (*pauses, None):
             try:
                 self.folder.append([line.raw for line in lines])
                 break
-            except Exception as error:
+            except BaseException:
                 if pause is None or self._closed:
-                    _LOGGER.warning("%d records are lost: %s", len(lines), error)
+                    self._told -= sum(line.record.dropped for line in lines)
                     self._count("failed", len(lines))
-                    return
+                    raise
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, pause)
-        self._finish(lines)
-
-    def _finish(self, lines: Sequence[_Line]) -> None:
-        self._told += _lost(lines)
-        for line in lines:
-            try:
-                if self._export is not None:
-                    self._export.export(line.record, line.context)
-            except Exception as error:  # the record is written: a trace that is not must not undo that
-                _LOGGER.warning("a record could not be exported: %s", type(error).__name__)
+        try:
+            for line in lines:
+                self._export_or_warn(line)
+        finally:
+            self._keep_models(lines)
         self._count("written", len(lines))
 
-    # ------------------------------------------------------------------ reading and erasing
+    def _keep_models(self, lines: Sequence[_Line]) -> None:
+        """Write down what the models of these records compute, each once for this log."""
+        logged = [hit.explanation.outline for line in lines for hit in line.record.logged_hits if hit.explanation]
+        new = {one.fingerprint: one.probes for one in logged if one.probes and one.fingerprint not in self._models}
+        try:
+            if new:
+                keep_models(self.folder, new)
+                self._models.update(new)
+        except RagExplainError as error:  # the records are written: they can be verified without it
+            _LOGGER.warning("what a model computes could not be kept: %s", error)
+
+    def _export_or_warn(self, line: _Line) -> None:
+        try:
+            if self._export is not None:
+                self._export.export(line.record, line.context)
+        except BaseException as error:  # the record is written: a trace that is not must not undo that
+            _LOGGER.warning("a record could not be exported: %s", type(error).__name__)
+            if not self._background and not isinstance(error, Exception):
+                raise  # the caller's own Ctrl-C
 
     def records(self) -> Iterator[Record]:
         """Everything in the log, what is still waiting included."""
@@ -284,16 +273,19 @@ class ExplanationLog:
         self.flush()
         return erasure.erase(self.folder.path, records=records, documents=documents)
 
-    # ------------------------------------------------------------------ life
-
-    def __enter__(self) -> ExplanationLog:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"ExplanationLog({str(self.folder.path)!r}, {self.counts})"
+
+
+def _work(waiting: "SimpleQueue[tuple[ExplanationLog, PendingRecord] | None]") -> None:
+    """What the thread of a log does. It holds the log only while there is something to write."""
+    _give_way()
+    for log, pending in iter(waiting.get, None):
+        log._take(pending)
+        del log, pending
 
 
 def _give_way() -> None:

@@ -15,16 +15,14 @@ For a multi-vector encoder this is the model's own score and the explanation is 
 how the encoder scores, and the explanation says so (`surrogate`).
 """
 
-from __future__ import annotations
-
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.errors import InvalidInput, MissingExtra
+from rag_explain.errors import InvalidInput, import_extra
 from rag_explain.factors import Array, Factors
 from rag_explain.methods.base import ExplainedPair, Method, explained
 from rag_explain.results.notices import OTHER_SCORE, Notice
@@ -32,6 +30,7 @@ from rag_explain.scorers.base import Scorer
 
 Score = Literal["maxsim", "recall", "precision", "f1", "transport"]
 Matrix = NDArray[np.float64]
+_TRANSPORT = ("ot", "POT", "ot")
 _MEASURES: dict[Score, str] = {
     "maxsim": "MaxSim",
     "recall": "mean MaxSim",
@@ -49,6 +48,7 @@ class Alignment(Method):
 
     name = "alignment"
     linear = False
+    options = ("score",)
 
     def __init__(self, scorer: Scorer, layer: int | None = None, *, score: Score | None = None) -> None:
         super().__init__(scorer, layer)
@@ -57,11 +57,7 @@ class Alignment(Method):
         own: Score = next((kind for kind, name in _MEASURES.items() if name == scorer.measure), "maxsim")
         self.score: Score = own if score is None else score
         if self.score == "transport":
-            _transport_solver()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"score": self.score}
+            import_extra(*_TRANSPORT)
 
     @property
     def measure(self) -> str:
@@ -104,7 +100,7 @@ def align(cosines: Matrix, score: Score) -> Matrix:
         return cosines
     if score == "transport":
         n_q, n_d = cosines.shape
-        plan: Matrix = _transport_solver()(np.full(n_q, 1 / n_q), np.full(n_d, 1 / n_d), 1 - cosines)
+        plan: Matrix = import_extra(*_TRANSPORT).emd(np.full(n_q, 1 / n_q), np.full(n_d, 1 / n_d), 1 - cosines)
         return plan * cosines
     by_query = np.where(np.arange(cosines.shape[1]) == cosines.argmax(axis=1)[:, None], cosines, 0.0)
     by_document = np.where(np.arange(cosines.shape[0])[:, None] == cosines.argmax(axis=0), cosines, 0.0)
@@ -120,13 +116,4 @@ def align(cosines: Matrix, score: Score) -> Matrix:
 
 def scores(cosines: Matrix) -> dict[str, float]:
     """The scores of the same vectors that cost nothing, for comparison."""
-    kinds: tuple[Score, ...] = ("maxsim", "recall", "precision", "f1")
-    return {kind: float(align(cosines, kind).sum()) for kind in kinds}
-
-
-def _transport_solver() -> Any:
-    try:
-        from ot import emd
-    except ImportError as error:
-        raise MissingExtra("POT", "ot") from error
-    return emd
+    return {kind: float(align(cosines, kind).sum()) for kind in get_args(Score) if kind != "transport"}

@@ -1,10 +1,8 @@
 """What a method is: one way to split a scorer's score over pairs of tokens."""
 
-from __future__ import annotations
-
 from abc import ABC
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,22 +16,19 @@ from rag_explain.errors import InvalidInput
 from rag_explain.factors import Array, Factors
 from rag_explain.linear import DEFAULT_MAX_BYTES
 from rag_explain.pairing import Placed
-from rag_explain.results.notices import Notice, truncation
+from rag_explain.results.notices import Notice
 from rag_explain.scorers.base import Scorer
-from rag_explain.texts.tokens import Role, Token, Unit
+from rag_explain.scorers.checks import PROBE
+from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Token, Unit
+
+_QUERY = "short text"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ExplainedPair:
-    """A query and a document explained: what a method gives for an Explanation.
-
-    Attributes:
-        matrix: (n_q + 1, n_d + 1) in score units.
-        unit: what the document's tokens are.
-        references: what tells how far the method can be trusted on this pair.
-        similarities: (n_q, n_d) cosines of all token pairs, for alignment methods.
-        returned: what the user sees, where that is a function of the score.
-        error: the largest relative error that the method knows of its own arithmetic.
+    """A query and a document explained: what a method gives for an `Explanation`, whose fields of the same names say
+    more. `unit` is what the document's tokens are; `provenance` is not the method's to say.
     """
 
     query_tokens: tuple[Token, ...]
@@ -46,16 +41,15 @@ class ExplainedPair:
     returned: float | None = None
     error: float | None = None
     notices: tuple[Notice, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def explained(
     query: Factors | Side, document: Factors | Side, matrix: Array, score: float, **more: Any
 ) -> ExplainedPair:
-    """The pair of two texts that were read, with a notice for each that was cut off."""
-    sides: list[tuple[Role, Factors | Side]] = [("query", query), ("document", document)]
-    cut = [truncation(role) for role, text in sides if text.truncated]
+    """The pair of two texts that were read, with what could not be read of them."""
     fields = {"query_tokens": query.tokens, "document_tokens": document.tokens, "unit": document.unit, **more}
-    fields["notices"] = (*cut, *more.get("notices", ()))
+    fields["notices"] = (*query.notices, *document.notices, *more.get("notices", ()))
     return ExplainedPair(matrix=matrix, score=float(score), **fields)
 
 
@@ -76,6 +70,8 @@ class Method(ABC):
     linear: ClassVar[bool] = True
     # Whether the embedding in the factors is the encoder's own to the last bit, good enough to search with.
     embeds: ClassVar[bool] = False
+    # The method's own options, by the names of its attributes: they decide the numbers.
+    options: ClassVar[tuple[str, ...]] = ()
     # Bytes that tangents on their way may take: an option of every method, which changes no number.
     max_bytes: int = DEFAULT_MAX_BYTES
 
@@ -100,7 +96,8 @@ class Method(ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """What decides this method's numbers, besides the scorer."""
-        return {"layer": self.layer} if self.layers else {}
+        layer = {"layer": self.layer} if self.layers else {}
+        return {**layer, **{option: getattr(self, option) for option in self.options}}
 
     @property
     def measure(self) -> str:
@@ -113,7 +110,12 @@ class Method(ABC):
         return self.scorer.notices
 
     def check(self) -> None:
-        """Refuse the scorer when the method would be wrong on it. Called once, when an Explainer is made."""
+        """Refuse the scorer when the method would be wrong on it, or cannot explain a short pair.
+
+        Called once, when an Explainer is made.
+        """
+        query = self.prepare(self.scorer.read([Passage(_QUERY)], "query"))
+        self.cold(query, self.scorer.read([Passage(PROBE)], "document"))
 
     def prepare(self, query: Batch) -> Any:
         """What `cold` and `warm` need of the query: its factors, or the batch itself for methods without."""
@@ -153,22 +155,15 @@ class Method(ABC):
         return explained(query, document, matrix, score)
 
     def build(
-        self,
-        batch: Batch,
-        index: int,
-        *,
-        rows: Tensor,
-        rest: Tensor,
-        embedding: Tensor,
-        norm: Tensor,
-        tokens: tuple[Token, ...] | None = None,
-        unit: Unit = "token",
-        references: Mapping[str, Any] | None = None,
+        self, batch: Batch, index: int, *, rows: Tensor, rest: Tensor, embedding: Tensor, norm: Tensor, **more: Any
     ) -> Factors:
-        """Factors of text `index` of a batch from (n, e) rows, (e,) rest and embedding; the error is measured here."""
+        """Factors of text `index` of a batch from (n, e) rows, (e,) rest and embedding; the error is measured here.
+
+        `more` are other fields of the factors: `unit` and its `tokens`, `references`.
+        """
         error = (rows.sum(dim=0) + rest - embedding).norm() / embedding.norm().clamp_min(1e-30)
+        fields = {"tokens": batch.tokens[index], "notices": batch.notices[index], **more}
         return Factors(
-            tokens=batch.tokens[index] if tokens is None else tokens,
             rows=to_numpy(rows),
             rest=to_numpy(rest),
             embedding=to_numpy(embedding),
@@ -177,15 +172,16 @@ class Method(ABC):
             method=self.name,
             settings=self.settings,
             fingerprint=self.scorer.fingerprint,
-            unit=unit,
-            truncated=batch.truncated[index],
             error=float(error),
-            references=references,
+            **fields,
         )
 
 
 class EncoderMethod(Method):
     """A method that looks inside an encoder: its rows belong to the input of one of the encoder's blocks."""
+
+    # Whether a caller may choose which block that is.
+    chooses_layer: ClassVar[bool] = True
 
     def __init__(self, scorer: Scorer, layer: int | None = None) -> None:
         self.encoder: Encoder = scorer.encoder  # refused in words by a scorer that has none
@@ -193,7 +189,7 @@ class EncoderMethod(Method):
 
     @property
     def layers(self) -> range:
-        return range(self.encoder.n_blocks)
+        return range(self.encoder.n_blocks if self.chooses_layer else 0)
 
 
 class PairMethod(EncoderMethod):
@@ -204,14 +200,15 @@ class PairMethod(EncoderMethod):
     linear = False
 
     def ranked(
-        self, query: Batch, documents: Batch, index: int, pairs: Tensor, score: float, **more: Any
-    ) -> ExplainedPair:
-        """What the method says of the query and document `index`: values (n_q, n_d), and no rest."""
-        matrix: Array = np.pad(to_numpy(pairs), ((0, 1), (0, 1)))
-        return explained(query.side(0), documents.side(index), matrix, score, **more)
+        self, query: Batch, documents: Batch, tables: Iterable[Tensor], scores: Iterable[Tensor]
+    ) -> list[ExplainedPair]:
+        """What the method says of the query and each document: values (n_q, n_d) of each, and no rest."""
+        return [
+            explained(query.side(0), documents.side(index), np.pad(to_numpy(table), ((0, 1), (0, 1))), float(score))
+            for index, (table, score) in enumerate(zip(tables, scores, strict=True))
+        ]
 
 
 def to_numpy(tensor: Tensor) -> Array:
     """A float32 copy in main memory."""
-    result: Array = tensor.detach().to("cpu", torch.float32).numpy()
-    return np.ascontiguousarray(result)
+    return np.ascontiguousarray(tensor.detach().to("cpu", torch.float32).numpy())

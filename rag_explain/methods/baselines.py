@@ -11,9 +11,9 @@ Gradients and integrated gradients (Sundararajan et al. 2017) are first-order: t
 the whole other text. The product for a pair only keeps their order in rows and columns.
 """
 
-from __future__ import annotations
-
+import copy
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,10 +40,8 @@ class TokenEmbeddings(PairMethod):
         others, embeddings = self.encoder.hidden(documents, self.layer)
         scores = similarities(self.encoder, own[0], embeddings)
         (left,) = query.unpad(hidden)
-        return [
-            self.ranked(query, documents, index, pairing.product(left, right), float(scores[index]))
-            for index, right in enumerate(documents.unpad(others))
-        ]
+        tables = [pairing.product(left, right) for right in documents.unpad(others)]
+        return self.ranked(query, documents, tables, scores)
 
 
 class Gradient(PairMethod):
@@ -56,14 +54,11 @@ class Gradient(PairMethod):
         right, embeddings = freeze(self.encoder, documents, self.layer, JACOBIAN)
         scores = similarities(self.encoder, own[0], embeddings)
         by_query, by_document = similarity_gradients(self.encoder, own[0], embeddings)
-        step = left.chunk(self.max_bytes)
+        step = left.chunk(self.max_bytes, len(by_query))
         slopes = torch.cat([left.pull(part) for part in by_query[:, None].split(step)])[:, 0].norm(dim=-1)
         columns = documents.unpad(right.pull(by_document[None])[0].norm(dim=-1))
         rows = slopes[:, query.positions(0)]
-        return [
-            self.ranked(query, documents, index, torch.outer(rows[index], columns[index]), float(scores[index]))
-            for index in range(len(documents))
-        ]
+        return self.ranked(query, documents, map(torch.outer, rows, columns), scores)
 
 
 class IntegratedGradients(PairMethod):
@@ -84,25 +79,29 @@ class IntegratedGradients(PairMethod):
     def settings(self) -> dict[str, Any]:
         return self._integral.settings
 
+    def check(self) -> None:
+        quick = copy.copy(self)
+        quick._integral = self._integral.with_one_node()
+        PairMethod.check(quick)
+
     def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         asked = self._integral.path(query, 0)
         paths = [self._integral.path(documents, index) for index in range(len(documents))]
         embeddings = torch.stack([path.embedding for path in paths])
         scores = pairing.scores(asked.embedding, embeddings, 1)
-        rows = asked.relevance(embeddings, self.max_bytes)[:, asked.batch.positions(0)]
+        rows = asked.relevance(embeddings, self.max_bytes)
+        columns = [path.relevance(asked.embedding[None], self.max_bytes)[0] for path in paths]
+        ranked = self.ranked(query, documents, map(torch.outer, rows, columns), scores)
         result = []
-        for index, path in enumerate(paths):
-            columns = path.relevance(asked.embedding[None], self.max_bytes)[0, path.batch.positions(0)]
+        for pair, path, row, column in zip(ranked, paths, rows, columns, strict=True):
             references = {
-                "query_sum": float(rows[index].sum()),
-                "document_sum": float(columns.sum()),
+                "query_sum": float(row.sum()),
+                "document_sum": float(column.sum()),
                 "f(a, r_b)": float(pairing.scores(asked.embedding, path.reference[None], 1)[0]),
                 "f(r_a, b)": float(pairing.scores(asked.reference, path.embedding[None], 1)[0]),
                 **quadrature(asked.nodes, path.nodes, asked.error, path.error),
             }
-            more = {"references": references, "error": max(asked.error, path.error)}
-            pairs = torch.outer(rows[index], columns)
-            result.append(self.ranked(query, documents, index, pairs, float(scores[index]), **more))
+            result.append(replace(pair, references=references, error=max(asked.error, path.error)))
         return result
 
 
@@ -110,29 +109,22 @@ class Random(PairMethod):
     """`random`: numbers from a normal distribution, the same for the same seed and texts."""
 
     name = "random"
+    options = ("seed",)
+    chooses_layer = False
 
     def __init__(self, scorer: Scorer, layer: int | None = None, *, seed: int = 0) -> None:
         super().__init__(scorer, layer)
         self.seed = seed
 
-    @property
-    def layers(self) -> range:
-        return range(0)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"seed": self.seed}
-
     def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         scores = similarities(self.encoder, self.encoder.run(query)[0], self.encoder.run(documents))
-        result = []
-        for index in range(len(documents)):
-            texts = f"{self.seed}\0{query.passages[0].string}\0{documents.passages[index].string}"
+        tables = []
+        for passage, tokens in zip(documents.passages, documents.tokens, strict=True):
+            texts = f"{self.seed}\0{query.passages[0].string}\0{passage.string}"
             digest = hashlib.blake2b(texts.encode(), digest_size=8).digest()
             generator = np.random.default_rng(int.from_bytes(digest, "big"))
-            pairs = torch.as_tensor(generator.standard_normal((len(query.tokens[0]), len(documents.tokens[index]))))
-            result.append(self.ranked(query, documents, index, pairs, float(scores[index])))
-        return result
+            tables.append(torch.as_tensor(generator.standard_normal((len(query.tokens[0]), len(tokens)))))
+        return self.ranked(query, documents, tables, scores)
 
 
 def similarities(encoder: Encoder, query: Tensor, documents: Tensor) -> Tensor:

@@ -13,8 +13,6 @@ under the map, which takes one tangent per token to compute instead of one backw
 `hxp`, Hessian times product, is the same with true derivatives: gradient times input, no rules.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from rag_explain.errors import InvalidInput

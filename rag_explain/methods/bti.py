@@ -14,10 +14,7 @@ The scores rank pairs of words and add up to nothing. The paper's ablations are 
 alone), `saliency="activation"` (ReLU(E) alone) and `layer=` the number of blocks (the last layer's output for E).
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -26,7 +23,7 @@ from torch import Tensor
 
 from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
-from rag_explain.errors import InvalidInput, MissingExtra
+from rag_explain.errors import InvalidInput, import_extra
 from rag_explain.factors import Array
 from rag_explain.linear import JACOBIAN, AffineMap
 from rag_explain.methods.base import ExplainedPair, PairMethod, explained, to_numpy
@@ -37,6 +34,7 @@ from rag_explain.texts.tokens import Token
 from rag_explain.texts.units import text_units
 
 Saliency = Literal["product", "gradient", "activation"]
+_CLUSTERING = ("sklearn.cluster", "scikit-learn", "bti")
 
 
 class BTI(PairMethod):
@@ -46,6 +44,7 @@ class BTI(PairMethod):
     """
 
     name = "bti"
+    options = ("saliency", "clusters")
 
     def __init__(
         self, scorer: Scorer, layer: int | None = None, *, saliency: Saliency = "product", clusters: int | None = 2
@@ -55,23 +54,18 @@ class BTI(PairMethod):
             raise InvalidInput(f"saliency must be one of {', '.join(get_args(Saliency))}, not {saliency!r}")
         if clusters is not None and clusters < 1:
             raise InvalidInput(f"clusters must be at least 1, or None for all pairs, not {clusters}")
-        self.saliency = saliency
-        self.clusters = clusters
-        _mean_shift()
+        self.saliency, self.clusters = saliency, clusters
+        import_extra(*_CLUSTERING)
 
     @property
     def layers(self) -> range:
         # Unlike the input of a block, the output of the last one is an ablation of this method alone.
         return range(self.encoder.n_blocks + 1)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"layer": self.layer, "saliency": self.saliency, "clusters": self.clusters}
-
     def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         left, own = self._freeze(query)
-        right, others = self._freeze(documents)
-        scores = similarities(self.encoder, own[0], others)
+        right, embeddings = self._freeze(documents)
+        scores = similarities(self.encoder, own[0], embeddings)
         result = []
         for index in range(len(documents)):
             cosine, by_left, by_right = _cosine(left.embedding[0], right.embedding[index])
@@ -80,12 +74,12 @@ class BTI(PairMethod):
             cotangent = torch.zeros_like(right.embedding)
             cotangent[index] = by_right
             answer = right.pull(cotangent[None])[0, index]
-            one = self._words(query, 0, left.hidden[0], asked)
-            other = self._words(documents, index, right.hidden[index], answer)
-            cosines = _cosines(one.vectors, other.vectors)
-            table = top_clusters(pair_scores(cosines, one.saliency, other.saliency), self.clusters)
+            words, vectors, saliency = self._words(query, 0, left.hidden[0], asked)
+            others, their_vectors, their_saliency = self._words(documents, index, right.hidden[index], answer)
+            cosines = _cosines(vectors, their_vectors)
+            table = top_clusters(pair_scores(cosines, saliency, their_saliency), self.clusters)
             matrix = np.pad(table, ((0, 1), (0, 1)))  # no rest
-            units = {"query_tokens": one.tokens, "document_tokens": other.tokens, "unit": "word"}
+            units = {"query_tokens": words, "document_tokens": others, "unit": "word"}
             more = {"references": {"cosine": cosine}, "similarities": cosines, **units}
             result.append(explained(query.side(0), documents.side(index), matrix, float(scores[index]), **more))
         return result
@@ -96,8 +90,13 @@ class BTI(PairMethod):
         shares = words / words.sum(dim=1, keepdim=True).clamp_min(1)
         return freeze(self.encoder, batch, self.layer, JACOBIAN, shares=shares)
 
-    def _words(self, batch: Batch, index: int, hidden: Tensor, gradient: Tensor) -> Words:
-        """From tokens to words. The saliency is scaled to [0, 1] over the text's tokens before they are joined."""
+    def _words(
+        self, batch: Batch, index: int, hidden: Tensor, gradient: Tensor
+    ) -> tuple[tuple[Token, ...], Array, Array]:
+        """The w words of a text; their vectors (w, h), the means of their tokens'; their saliency (w,), the maxima.
+
+        The saliency is scaled to [0, 1] over the text's tokens before they are joined.
+        """
         tokens, text = batch.tokens[index], batch.passages[index].text
         words, owners = text_units(tokens, text, "word", truncated=batch.truncated[index])
         if not words:
@@ -111,16 +110,7 @@ class BTI(PairMethod):
         scaled = (saliency - low) / (high - low) if high > low else np.ones_like(saliency)
         members = [owners == word for word in range(len(words))]
         means = np.stack([vectors[member].mean(axis=0) for member in members])
-        return Words(words, means, np.array([scaled[member].max() for member in members], dtype=np.float32))
-
-
-@dataclass(frozen=True, eq=False)
-class Words:
-    """The words of a text: vectors (w, h), the means of their tokens'; saliency (w,) in [0, 1], the maxima."""
-
-    tokens: tuple[Token, ...]
-    vectors: Array
-    saliency: Array
+        return words, means, np.array([scaled[member].max() for member in members], dtype=np.float32)
 
 
 def pair_scores(cosines: Array, left: Array, right: Array) -> Array:
@@ -128,8 +118,7 @@ def pair_scores(cosines: Array, left: Array, right: Array) -> Array:
     matched = np.zeros(cosines.shape, dtype=bool)
     matched[np.arange(len(left)), cosines.argmax(axis=1)] = True
     matched[cosines.argmax(axis=0), np.arange(len(right))] = True
-    scores: Array = np.where(matched, cosines * left[:, None] * right[None, :], 0).astype(np.float32)
-    return scores
+    return np.where(matched, cosines * left[:, None] * right[None, :], 0).astype(np.float32)
 
 
 def top_clusters(scores: Array, clusters: int | None) -> Array:
@@ -137,13 +126,13 @@ def top_clusters(scores: Array, clusters: int | None) -> Array:
     values = np.unique(scores[scores > 0])
     if clusters is None or len(values) < 2:
         return scores
-    mean_shift, estimate = _mean_shift()
+    cluster = import_extra(*_CLUSTERING)
     points: NDArray[np.float64] = scores[scores > 0].astype(np.float64)[:, None]
     # scikit-learn's own choice, but never from fewer than two neighbours: the first is the point itself.
-    bandwidth = estimate(points, quantile=min(1.0, max(0.3, 2 / len(points))))
+    bandwidth = cluster.estimate_bandwidth(points, quantile=min(1.0, max(0.3, 2 / len(points))))
     if not bandwidth > 0:  # most scores are equal: as narrow as the closest two that are not
         bandwidth = float(np.diff(values).min())
-    model = mean_shift(bandwidth=bandwidth).fit(points)
+    model = cluster.MeanShift(bandwidth=bandwidth).fit(points)
     best = np.argsort(-model.cluster_centers_[:, 0], kind="stable")[:clusters]
     kept = np.zeros_like(scores)
     kept[scores > 0] = np.where(np.isin(model.labels_, best), points[:, 0], 0)
@@ -161,13 +150,4 @@ def _cosine(left: Tensor, right: Tensor) -> tuple[float, Tensor, Tensor]:
 
 def _cosines(left: Array, right: Array) -> Array:
     lengths = np.linalg.norm(left, axis=1)[:, None] * np.linalg.norm(right, axis=1)[None, :]
-    cosines: Array = pairing.product(left, right, np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)
-    return cosines
-
-
-def _mean_shift() -> tuple[Any, Any]:
-    try:
-        from sklearn.cluster import MeanShift, estimate_bandwidth
-    except ImportError as error:
-        raise MissingExtra("scikit-learn", "bti") from error
-    return MeanShift, estimate_bandwidth
+    return pairing.product(left, right, np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)

@@ -1,7 +1,5 @@
 """Do the numbers hold on this model? The check at load, and everything that the doctor measures."""
 
-from __future__ import annotations
-
 import statistics
 import timeit
 from collections.abc import Callable
@@ -11,12 +9,13 @@ import torch
 
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
+from rag_explain.encoder.probing import tolerance
 from rag_explain.errors import CheckFailed, RagExplainError
 from rag_explain.linear import JACOBIAN, LRP
 from rag_explain.methods.base import to_numpy
 from rag_explain.methods.frozen import FrozenMethod, freeze
 from rag_explain.scorers.base import Scorer
-from rag_explain.scorers.checks import PROBE, Finding, tolerance
+from rag_explain.scorers.checks import PROBE, Finding
 
 _TEXT = "The quick brown fox jumps over the lazy dog, and nobody can say why it was found."
 _DIMENSIONS = 8  # that push is compared with pull, and the derivative with autograd
@@ -38,23 +37,22 @@ def check_sum(method: FrozenMethod) -> None:
 
 def examine(scorer: Scorer) -> list[Finding]:
     """Everything that the doctor says of a scorer."""
-    return [*(Finding(name, seen) for name, seen in scorer.describe().items()), *_supported(scorer)]
-
-
-def _supported(scorer: Scorer) -> list[Finding]:
-    """Push and pull a short text through the scorer's encoder, compare with autograd, and say what was seen."""
+    described = [Finding(name, seen) for name, seen in scorer.describe().items()]
+    off = scorer.probes.distance(scorer.own_probes)
+    described.append(Finding("as the model encodes", f"off by {off:.1e} in both roles", ok=off <= scorer.tolerance))
     try:
         encoder = scorer.encoder
     except RagExplainError:  # nothing to be taken apart: its own score is explained, unit by unit
-        return [Finding("supported", f"{scorer.methods[0]}: its own score, token by token")]
-    with encoder.computing():
-        try:
-            return _measured(encoder)
-        except RagExplainError as error:
-            return [Finding("supported", str(error), ok=False)]
+        return [*described, Finding("supported", f"{scorer.methods[0]}: its own score, token by token")]
+    try:
+        with encoder.computing():
+            return [*described, *_measured(encoder)]
+    except RagExplainError as error:
+        return [*described, Finding("supported", str(error), ok=False)]
 
 
 def _measured(encoder: Encoder) -> list[Finding]:
+    """Push and pull a short text through an encoder, compare with autograd, and say what was seen."""
     batch = encoder.read([_TEXT], "document")
     plain = encoder.run(batch)
     frozen, embedding = freeze(encoder, batch, 0, LRP)

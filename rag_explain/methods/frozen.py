@@ -1,16 +1,14 @@
 """Methods whose rows are images of the tokens' inputs under the frozen encoder."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from rag_explain import pairing
-from rag_explain.encoder.batch import Batch
-from rag_explain.encoder.model import Encoder
-from rag_explain.factors import Factors
+from rag_explain.encoder.batch import Batch, Side
+from rag_explain.encoder.model import Encoder, check_hidden
+from rag_explain.factors import Array, Factors
 from rag_explain.linear import AffineMap, Recorder, Rules
 from rag_explain.methods.base import EncoderMethod, ExplainedPair, explained, to_numpy
 from rag_explain.scorers.checks import check_route
@@ -31,6 +29,7 @@ def freeze(
 
         def visit(block: int, hidden: Tensor) -> Tensor:
             if block == layer:
+                check_hidden(hidden, batch)
                 # A copy: what other parts of the model do to the original is not part of the block's input.
                 hidden = (hidden if at is None else at).clone()
                 recorder.mark(hidden)
@@ -51,6 +50,7 @@ class FrozenMethod(EncoderMethod):
     computes_rest: ClassVar[bool]
 
     def check(self) -> None:
+        super().check()  # first: it names an operation that has no rule
         check_route(self.encoder, self.layer)
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
@@ -79,5 +79,9 @@ class FrozenMethod(EncoderMethod):
         result = []
         for index, own in enumerate(documents.unpad(tokens.permute(1, 2, 0))):
             matrix = torch.cat([own.T, rest[:, index, None]], dim=1) / norms[index]
-            result.append(explained(query, documents.side(index), to_numpy(matrix), float(scores[index])))
+            result.append(self.finish(query, documents.side(index), to_numpy(matrix), float(scores[index])))
         return result
+
+    def finish(self, query: Factors, document: Factors | Side, matrix: Array, score: float) -> ExplainedPair:
+        """As for every method; here also of a document whose factors were not built."""
+        return explained(query, document, matrix, score)

@@ -1,11 +1,8 @@
 """The straight line from a reference to a text, and the Gauss-Legendre sum of the encoder's Jacobian along it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +33,7 @@ class IntegrationPath:
         self.normalises, self.spreads = normalises, spreads
         (text, self.start), (embedding, reference) = encoder.hidden(_with_reference(encoder, batch), layer)
         self.change: Tensor = text - self.start
+        self._step = max(1, _POSITIONS // len(self.change))
         self.embedding: Tensor = _unit(embedding) if normalises else embedding
         self.reference: Tensor = _unit(reference) if normalises else reference
         self.nodes, self.error = 0, 0.0
@@ -68,10 +66,6 @@ class IntegrationPath:
         """The encoder's Jacobian at some of the nodes at a time (a batch of k), and their weights (k,)."""
         return self.kept or self._freeze(self.nodes)
 
-    @property
-    def _step(self) -> int:
-        return max(1, _POSITIONS // len(self.change))
-
     def _freeze(self, nodes: int) -> Iterator[tuple[AffineMap, Tensor]]:
         points, weights = np.polynomial.legendre.leggauss(nodes)
         alphas = torch.as_tensor((points + 1) / 2).to(self.change)
@@ -82,7 +76,7 @@ class IntegrationPath:
             yield freeze(self.encoder, batch, self.layer, JACOBIAN, at=at)[0], share
 
     def rows(self, max_bytes: int, groups: Tensor | None = None) -> Tensor:
-        """(n, e): the integral of the Jacobian times what each position owns of a - r.
+        """(n_tokens, e): the integral of the Jacobian times what each token owns of a - r.
 
         With `groups` (1, n), the index of each position's group, one row for each group.
         """
@@ -93,16 +87,16 @@ class IntegrationPath:
             rows, _ = frozen.rows(max_bytes, self.change.expand(frozen.hidden.shape), groups=many)
             rows = self._project(frozen, rows.transpose(0, 1))
             total += torch.einsum("k,nke->ne", weights, rows)
-        return total
+        return total[self.batch.positions(0)] if groups is None else total
 
     def relevance(self, block: Tensor, max_bytes: int) -> Tensor:
-        """(c, n): <block (c, e), rows> without building the rows, by pulling `block` back at each node."""
+        """(c, n_tokens): <block (c, e), rows> without building the rows, by pulling `block` back at each node."""
         total = block.new_zeros(len(block), len(self.change))
         for frozen, weights in self.maps():
             cotangents = self._project(frozen, block[:, None].expand(-1, len(weights), -1))
-            parts = cotangents.split(frozen.chunk(max_bytes))
+            parts = cotangents.split(frozen.chunk(max_bytes, len(cotangents)))
             total += torch.cat([torch.einsum("cknh,nh,k->cn", frozen.pull(p), self.change, weights) for p in parts])
-        return total
+        return total[:, self.batch.positions(0)]
 
     def _project(self, frozen: AffineMap, vectors: Tensor) -> Tensor:
         """Tangents or cotangents (B, k, e) through the Jacobian of x / |x|, (I - u u^T) / |x|, which is symmetric."""
@@ -132,18 +126,12 @@ def _next_nodes(tried: Sequence[tuple[int, float]], tolerance: float, depth: int
 
 def _with_reference(encoder: Encoder, batch: Batch) -> Batch:
     """The one text of `batch`, and its reference, as a batch of two."""
-    reference = encoder.reference(batch).features
-    features = {
-        # Position ids that only the reference needs to be told are the text's own.
-        name: torch.cat([batch.features.get(name, value), value]) if _is_row(value) else value
-        for name, value in reference.items()
-    }
+    features = encoder.reference(batch).features
+    for name, value in features.items():
+        if isinstance(value, Tensor) and value.ndim > 1 and len(value) == 1:  # one text's row of a batch
+            # Position ids that only the reference needs to be told are the text's own.
+            features[name] = torch.cat([batch.features.get(name, value), value])
     return replace(batch.select([0, 0]), features=features)
-
-
-def _is_row(value: Any) -> bool:
-    """Whether a feature is one text's row of a batch."""
-    return isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == 1
 
 
 def _unit(vector: Tensor) -> Tensor:

@@ -14,19 +14,18 @@ much of the score the pairs cannot be. `ij-exact` explains the shifted encoder e
 zero, so that nothing is left over. It divides by the norms after the integral: a zero embedding has no direction.
 """
 
-from __future__ import annotations
-
+import copy
 import logging
-from abc import abstractmethod
+import sys
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
-from rag_explain.errors import InvalidInput, UnsupportedModel
+from rag_explain.errors import InvalidInput, UnsupportedModel, UnsupportedOperation
 from rag_explain.factors import Array, Factors
 from rag_explain.linear import JACOBIAN
 from rag_explain.methods.base import EncoderMethod, ExplainedPair, explained, to_numpy
@@ -51,6 +50,7 @@ class JacobianMethod(EncoderMethod):
         max_nodes: where the search ends in any case; the error that was reached is in the result.
     """
 
+    options = ("tolerance", "max_nodes")
     # Whether the embedding is divided by its norm inside the path.
     normalises_in_path: ClassVar[bool]
 
@@ -62,22 +62,24 @@ class JacobianMethod(EncoderMethod):
             raise InvalidInput(f"tolerance must be between 0 and 1, not {tolerance}")
         if max_nodes < 1:
             raise InvalidInput(f"max_nodes must be at least 1, not {max_nodes}")
-        self.tolerance = tolerance
-        self.max_nodes = max_nodes
+        self.tolerance, self.max_nodes = tolerance, max_nodes
 
     @property
     def default_layer(self) -> int:
         # As faithful under perturbation as the earlier blocks, and cheaper (benchmarks/layers.py, docs/methods.md).
         return self.encoder.n_blocks // 2
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"layer": self.layer, "tolerance": self.tolerance, "max_nodes": self.max_nodes}
-
     def check(self) -> None:
         """Finds out once how nodes can be batched, and fails here rather than at the first text."""
-        check_route(self.encoder, self.layer)
         _ = self._spreads
+        EncoderMethod.check(self.with_one_node())
+        check_route(self.encoder, self.layer)
+
+    def with_one_node(self) -> Self:
+        """The same, as cheap as can be: whether a model can be explained does not depend on the nodes."""
+        other = copy.copy(self)
+        other.tolerance, other.max_nodes = sys.float_info.max, 1
+        return other
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
         return [self._factor(batch, index, unit) for index in range(len(batch))]
@@ -107,32 +109,31 @@ class JacobianMethod(EncoderMethod):
         _, copied = freeze(self.encoder, batch.select([0, 0]), self.layer, JACOBIAN, at=at)
         try:
             _, spread = freeze(self.encoder, batch, self.layer, JACOBIAN, at=at)
-        except (RuntimeError, ValueError, IndexError):
+        except (RuntimeError, ValueError, IndexError, UnsupportedOperation):
             return False
         return spread.shape == copied.shape and bool(torch.allclose(spread, copied, rtol=1e-3))
 
-    @abstractmethod
     def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
         """What belongs to a text beside its rows: rest (e,), embedding (e,) and the norm that divides them."""
+        if self.normalises_in_path:
+            return path.reference, path.embedding, path.embedding.new_ones(())
+        shifted = path.embedding - path.reference
+        return torch.zeros_like(shifted), shifted, self.encoder.norms(shifted[None])[0]
 
     def _factor(self, batch: Batch, index: int, unit: Unit) -> Factors:
         path = self.path(batch, index)
         rest, embedding, norm = self.endpoints(path)
         (tokens,), groups = path.batch.groups(unit)
         rows = path.rows(self.max_bytes, groups)
-        own = path.batch.unpad(rows[None])[0] if groups is None else rows
-        cost = {"nodes": path.nodes}
-        return self.build(
-            batch, index, rows=own, rest=rest, embedding=embedding, norm=norm, tokens=tokens, unit=unit, references=cost
-        )
+        more = {"tokens": tokens, "unit": unit, "references": {"nodes": path.nodes}}
+        return self.build(batch, index, rows=rows, rest=rest, embedding=embedding, norm=norm, **more)
 
     def _cold(self, query: Factors, documents: Batch, index: int) -> ExplainedPair:
         """Pull the query's rows and rest through the document at each node."""
         path = self.path(documents, index)
         rest, embedding, norm = self.endpoints(path)
         block = torch.as_tensor(query.block.copy()).to(embedding)
-        tokens = path.batch.unpad(path.relevance(block, self.max_bytes).T[None])[0].T
-        norms = norm * query.norm
+        tokens, norms = path.relevance(block, self.max_bytes), norm * query.norm
         matrix = torch.cat([tokens / norms, pairing.product(block, rest[None], norms)], dim=1)
         asked = torch.as_tensor(query.embedding.copy()).to(embedding)
         score = float(pairing.scores(asked, embedding[None], norms)[0])
@@ -184,9 +185,6 @@ class IntegratedJacobians(JacobianMethod):
             raise InvalidInput("a shifted encoder's reference embedding is zero and has no direction: use ij-exact")
         super().check()
 
-    def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
-        return path.reference, path.embedding, path.embedding.new_ones(())
-
 
 class ExactJacobians(JacobianMethod):
     """`ij-exact`: the shifted encoder e(x) - e(r). Nothing is left over, and the score is the shifted encoder's own."""
@@ -216,8 +214,3 @@ class ExactJacobians(JacobianMethod):
                 "the embedding of this shifted encoder's reference is not zero: a bias after its pooling adds to it; "
                 "use modules without one"
             )
-
-    def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
-        shifted = path.embedding - path.reference
-        norm = self.encoder.norms(shifted[None])[0]
-        return torch.zeros_like(shifted), shifted, norm

@@ -7,16 +7,12 @@ layer after the pooling is made linear as in BiLRP (activation ratios frozen), a
 vector has read the whole text: a pair of vectors is not a pair of words.
 """
 
-from __future__ import annotations
-
-from dataclasses import replace
-
 import numpy as np
 
-from rag_explain.encoder.batch import Batch
+from rag_explain.encoder.batch import Side
 from rag_explain.factors import Array, Factors
 from rag_explain.linear import LRP
-from rag_explain.methods.base import ExplainedPair
+from rag_explain.methods.base import ExplainedPair, explained
 from rag_explain.methods.frozen import FrozenMethod
 from rag_explain.results.notices import METHOD, Notice
 
@@ -33,23 +29,12 @@ class Pooled(FrozenMethod):
     name = "pooled"
     rules = LRP
     computes_rest = True
-
-    @property
-    def layers(self) -> range:
-        return range(0)
+    chooses_layer = False
 
     @property
     def default_layer(self) -> int:
         return self.encoder.n_blocks  # the output of the last block
 
-    def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
-        return [_noted(pair) for pair in super().cold(query, documents)]
-
-    def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
-        return _noted(super().finish(query, document, matrix, score))
-
-
-def _noted(pair: ExplainedPair) -> ExplainedPair:
-    """Says so where a single pair of tokens is all there is."""
-    single = np.count_nonzero(pair.matrix[:-1, :-1].any(axis=0)) <= 1 < len(pair.document_tokens)
-    return replace(pair, notices=(*pair.notices, _ONE_CELL)) if single else pair
+    def finish(self, query: Factors, document: Factors | Side, matrix: Array, score: float) -> ExplainedPair:
+        single = np.count_nonzero(matrix[:-1, :-1].any(axis=0)) <= 1 < len(document.tokens)
+        return explained(query, document, matrix, score, notices=(_ONE_CELL,) if single else ())

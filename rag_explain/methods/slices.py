@@ -8,8 +8,6 @@ mean something (S3BERT; Opitz & Frank 2022), Matryoshka encoders order them by w
 The norms are those of the whole embeddings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
@@ -27,10 +25,7 @@ OTHER = "other dimensions"
 def split(query: Factors, document: Factors, slices: Slices) -> dict[str, ExplainedPair]:
     """For each slice what it carries of the pair; dimensions in no slice come last, as `OTHER`."""
     parts = partition(slices, query.rows.shape[1])
-    return {
-        name: explained(query, document, *pairing.pair(query, document, dimensions))
-        for name, dimensions in parts.items()
-    }
+    return {name: explained(query, document, *pairing.pair(query, document, part)) for name, part in parts.items()}
 
 
 def partition(slices: Slices, width: int) -> dict[str, NDArray[np.intp]]:

@@ -1,9 +1,4 @@
-"""What is shown, not how: a view is sections of blocks, and each drawer draws any of them.
-
-Every string in a block passes `visible` when the block is made, so that no view can forget it.
-"""
-
-from __future__ import annotations
+"""What is shown, not how: a view is sections of blocks, and each drawer draws any of them."""
 
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
@@ -13,6 +8,8 @@ from rag_explain.render.sentences import all_visible
 
 @dataclass(frozen=True, slots=True)
 class _Visible:
+    """Every string in a block passes `visible` when the block is made, so that no view can forget it."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             object.__setattr__(self, field.name, all_visible(getattr(self, field.name)))
@@ -29,18 +26,14 @@ class Piece(_Visible):
 
 @dataclass(frozen=True, slots=True)
 class Words(_Visible):
-    """A whole text, its words tinted by the values; `scale` is the |value| with the strongest tint.
-
-    There is one value and one note per token: what it carries, and a sentence to show when one points at it. The label
-    names the text and the number belongs to it: shown among other texts.
-    """
+    """A whole text, its words tinted by the values."""
 
     pieces: tuple[Piece, ...]
-    values: tuple[float, ...] = ()
-    scale: float = 0.0
-    notes: tuple[str, ...] = ()
-    label: str = ""
-    number: str = ""
+    values: tuple[float, ...] = ()  # what each token carries
+    scale: float = 0.0  # the |value| with the strongest tint
+    notes: tuple[str, ...] = ()  # one per token: a sentence to show when one points at it
+    label: str = ""  # what the text is called among other texts
+    number: str = ""  # what belongs to it there
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +71,14 @@ class Column(_Visible):
 
 @dataclass(frozen=True, slots=True)
 class Table(_Visible):
-    """Rows of cells, one cell per column.
-
-    Attributes:
-        title: what the rows are, for a medium that can fold the table away.
-        bars: one value per row, drawn as a bar where a medium can; `scale` is the |value| of the longest.
-        brief: for one of several tables of the same columns: a medium that can fold it does, and one that cannot
-            shows this many rows, without headings.
-    """
+    """Rows of cells, one cell per column."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
-    title: str = ""
-    bars: tuple[float, ...] = ()
-    scale: float = 0.0
+    title: str = ""  # what the rows are, for a medium that can fold the table away
+    bars: tuple[float, ...] = ()  # one value per row, drawn as a bar where a medium can
+    scale: float = 0.0  # the |value| of the longest bar
+    # One of several tables of the same columns: a medium that can fold it does, others show so many rows, no headings.
     brief: int | None = None
 
 

@@ -5,8 +5,6 @@ into another, tints are translucent over the colours of the notebook's theme, an
 scripts and styles are removed, still shows it.
 """
 
-from __future__ import annotations
-
 from typing import assert_never
 from xml.etree import ElementTree as ET
 

@@ -17,6 +17,7 @@
   const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(4);
   const percent = (part, whole) => (whole ? (100 * Math.abs(part) / whole).toFixed(1) : "0.0") + " %";
   const num = (value, className = "") => el("span", `num ${className} ${value < 0 ? "against" : "for"}`, signed(value));
+  const notices = (sentences) => sentences.map((sentence) => el("p", "notice", sentence));
   // A word keeps its own direction: an arrow between two Arabic words still points from query to document.
   const named = (text) => el("bdi", "", text);
   const largest = (values) => values.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
@@ -87,7 +88,7 @@
       if (source.methods.length > 1) label.append(this.methodSwitch(source.methods));
       label.append(legend);
       const head = el("div", "query", label, this.line, this.status, this.live);
-      this.node.append(head, ...this.cards.map((card) => card.node));
+      this.node.append(...notices(source.unread), head, ...this.cards.map((card) => card.node));
       // What sticks or scrolls into view below the query has to know how tall it is.
       new ResizeObserver(() => this.node.style.setProperty("--head", `${head.offsetHeight}px`)).observe(head);
       const sight = new IntersectionObserver((entries) => {
@@ -216,13 +217,13 @@
       this.node.replaceChildren(head);
       this.words = [];
       if (!this.shown) {
-        this.node.append(el("p", "notice", source.missing));
+        this.node.append(...notices([source.missing]));
         const text = el("p", "text muted", source.text);
         text.setAttribute("dir", "auto");
         this.node.append(text);
         return;
       }
-      this.node.append(this.sums(), ...this.shown.notices.map((notice) => el("p", "notice", notice)));
+      this.node.append(...notices(this.shown.unread), this.sums(), ...notices(this.shown.notices));
       const columns = el("div", "columns", this.document(), this.pairTable());
       this.node.append(columns);
       const grid = this.shown.sentences ? this.sentenceGrid() : this.wordGrid();

@@ -4,8 +4,6 @@ The page carries its data as JSON in a block that no browser runs; one script, n
 Content-Security-Policy, turns it into text nodes. Nothing in a document becomes markup, nothing is fetched.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -18,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.errors import InvalidInput
-from rag_explain.render.pieces import in_unit, pieces
-from rag_explain.render.sentences import all_visible, balance, facts, missing, names, notices, source
+from rag_explain.render.sentences import all_visible, balance, facts, missing, names, notices, source, unread
+from rag_explain.render.views.explanation import in_unit, pieces
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
@@ -31,6 +29,7 @@ Item: TypeAlias = Explanation | Hit | Sequence[Explanation]
 
 # A document with more words than this is shown by sentences beside its text, a shorter one by all its pairs.
 LONG = 60
+_ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
 def write_page(items: Iterable[Item], path: str | Path | None = None) -> str:
@@ -54,10 +53,12 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
         explanations = _explanations(item)
         asked = explanations[0].query if explanations else query  # without one, it stays with the query before it
         if not sections or asked != query:
-            sections.append({"methods": [], "cards": []})
+            sections.append({"unread": [], "methods": [], "cards": []})
             query = asked
-        methods = sections[-1]["methods"]
-        methods += dict.fromkeys(one.method for one in explanations if one.method not in methods)
+        about = [text for one in explanations if asked is not None for text in unread(one, "query")]
+        for name, values in (("unread", about), ("methods", [one.method for one in explanations])):
+            said = sections[-1][name]
+            said += dict.fromkeys(value for value in values if value not in said)
         card: dict[str, Any] = {"shown": [_shown_data(one) for one in explanations]}
         if isinstance(item, Hit):
             card |= {"rank": item.rank, "title": item.id, "text": item.text or ""}
@@ -82,6 +83,7 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
         **{name: getattr(shown, name) for name in ("method", "unit", "score", "unattributed", "additive")},
         "balance": balance(shown),
         "source": source(shown),
+        "unread": unread(shown, None if shown.query is None else "document"),
         "notices": notices(shown),
         "query": _pieces(shown, "query"),
         "document": _pieces(shown, "document"),
@@ -113,10 +115,7 @@ def _rounded(values: NDArray[np.float32]) -> list[list[float]]:
 
 def _json(data: dict[str, Any]) -> str:
     """JSON that can stand inside a script element whatever it holds: no character of it can end the element."""
-    text = to_json(all_visible(data), compact=True)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return to_json(all_visible(data), compact=True).translate(_ESCAPES)
 
 
 @cache

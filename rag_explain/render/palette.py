@@ -3,8 +3,6 @@
 `page.css` holds the same values, since a style sheet cannot import them (a test compares them), and its dark ones.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 Colour = tuple[int, int, int]

@@ -5,25 +5,26 @@ Figures are made without pyplot, so the host's backend, style and open figures s
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.errors import InvalidInput, MissingExtra
+from rag_explain.errors import InvalidInput, import_extra
 from rag_explain.render import sentences
 from rag_explain.render.palette import INK, LIGHT, MUTED
-from rag_explain.render.pieces import in_unit
 from rag_explain.render.views.explanation import figures as figures_of
+from rag_explain.render.views.explanation import in_unit
 from rag_explain.results.explanation import Explanation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Inches: the width of a two-column paper, and the room for the caption.
-_WIDTH, _CAPTION = 6.75, 0.62
+# Inches: the width of a two-column paper, the room for the caption, and what another line of it takes.
+_WIDTH, _CAPTION, _LINE = 6.75, 0.62, 0.1
 # Characters of a label after which it is cut.
 _WORD, _SENTENCE, _LONG_SENTENCE = 24, 56, 74
 # More columns than this cannot be told apart at paper width: sentences take the place of words.
@@ -32,7 +33,6 @@ _COLUMNS = 48
 _LINES, _ROWS = 20, 16
 # Characters after this one are as wide as they are high, and not in matplotlib's own font.
 _WIDE = 0x2E7F
-
 
 Kind = Literal["heatmap", "connections"]
 
@@ -44,11 +44,9 @@ def plot(explanation: Explanation, kind: Kind = "heatmap", path: str | Path | No
     """
     if kind not in ("heatmap", "connections"):
         raise InvalidInput(f"there is no figure {kind!r}: use 'heatmap' or 'connections'")
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtra("matplotlib", "plot") from None
+    mpl = import_extra("matplotlib", "matplotlib", "plot")
+    from matplotlib.figure import Figure
+
     shown = in_unit(explanation)
     if shown.unit == "word" and len(shown.document_tokens) > _COLUMNS:
         shown = shown.by_sentence()
@@ -73,7 +71,7 @@ def _heatmap(figure: Figure, shown: Explanation) -> None:
     width = min(0.28, (_WIDTH - left - 0.75) / len(columns))
     size = max(4.0, min(7.0, width * 50))
     height = 0.19 if is_tall else width
-    axes = _axes(figure, left, _inches(columns, size), width * len(columns), height * len(rows))
+    axes = _axes(figure, shown, left, _inches(columns, size), width * len(columns), height * len(rows))
     axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=size, parse_math=False)
     axes.set_yticks(range(len(rows)), rows, fontsize=7.0 if is_tall else size, parse_math=False)
     axes.xaxis.tick_top()
@@ -108,7 +106,7 @@ def _connections(figure: Figure, shown: Explanation) -> None:
     left = _places(len(shown.query_tokens), {i for i, _ in cells})
     right = _places(len(shown.document_tokens), {j for _, j in cells})
     rows = max(len(left), len(right))
-    axes = _axes(figure, 1.3, 0.1, 1.3 if is_tall else 3.2, 0.17 * rows)
+    axes = _axes(figure, shown, 1.3, 0.1, 1.3 if is_tall else 3.2, 0.17 * rows)
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(rows - 0.5, -0.5)
@@ -123,10 +121,8 @@ def _connections(figure: Figure, shown: Explanation) -> None:
 
 def _places(count: int, met: set[int]) -> list[int | None]:
     """The tokens of one side in reading order; of a long text those that are met, with None where some are left out."""
-    if count <= _ROWS:
-        return list(range(count))
-    kept = [index if index in met else None for index in range(count)]
-    return [index for k, index in enumerate(kept) if index is not None or k == 0 or kept[k - 1] is not None]
+    kept = (index if count <= _ROWS or index in met else None for index in range(count))
+    return [index for index, _ in groupby(kept)]  # one None for all that are left out in one place
 
 
 def _write_labels(
@@ -152,11 +148,12 @@ def _join(axes: Axes, start: float, end: float, strength: float) -> None:
     line[0].set(linewidth=0.3 + 3.2 * abs(strength), alpha=0.25 + 0.65 * abs(strength))
 
 
-def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+def _axes(figure: Figure, shown: Explanation, left: float, top: float, width: float, height: float) -> Axes:
     """Axes of this size at this place, in inches from the upper left corner; the caption has its room below."""
-    total = top + height + _CAPTION
+    caption = _CAPTION + _LINE * len(sentences.unread(shown))
+    total = top + height + caption
     figure.set_size_inches(_WIDTH, total)
-    return figure.add_axes((left / _WIDTH, _CAPTION / total, width / _WIDTH, height / total))
+    return figure.add_axes((left / _WIDTH, caption / total, width / _WIDTH, height / total))
 
 
 def _inches(labels: list[str], size: float) -> float:
@@ -169,7 +166,8 @@ def _caption(axes: Axes, shown: Explanation, more: str = "") -> None:
     figures, balance = figures_of(shown)
     first = f"{figures.name} {figures.total}{figures.parts}; {balance.text}"
     lines = [first, sentences.source(shown), *([more] if more else []), *sentences.notices(shown)]
-    text = "\n".join(sentences.one_line(line, 120) for line in lines[:4])
+    cut = [(line, 150) for line in sentences.unread(shown)] + [(line, 120) for line in lines[:4]]
+    text = "\n".join(sentences.one_line(line, width) for line, width in cut)
     axes.figure.text(0.01, 0.02, text, va="bottom", fontsize=6, color=MUTED, parse_math=False)
 
 

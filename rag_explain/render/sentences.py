@@ -1,15 +1,14 @@
 """The words of every view, computed once: numbers, names, whether it adds up, what a reader must know."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
-from rag_explain.results.notices import METHOD, STAND_INS
+from rag_explain.results.notices import METHOD, READING, STAND_INS
+from rag_explain.results.stages import Stage
 from rag_explain.texts.tokens import Role, Token, Unit
 
 # Control characters move cursors and colour terminals, overrides turn text around: shown as such, not obeyed.
@@ -77,11 +76,20 @@ def source(explanation: Explanation) -> str:
     return " · ".join(part for part in [explanation.method, explanation.model, *settings] if part)
 
 
+def unread(explanation: Explanation, side: Role | None = None) -> list[str]:
+    """What the encoder could not read, of one side or of both: what every view says first.
+
+    A query that is shown once for several hits has it said there, one that is not kept beside each of its hits.
+    """
+    found = (notice for notice in explanation.notices if notice.code in READING)
+    return [notice.text for notice in found if side is None or (notice.side or "document") == side]
+
+
 def notices(explanation: Explanation) -> list[str]:
-    """What a reader must know before trusting the numbers."""
+    """What else a reader must know before trusting the numbers."""
     found = [] if explanation.surrogate is None else [f"Stand-in: {explanation.surrogate}"]
-    told = [notice for notice in explanation.notices if notice.code not in STAND_INS]
-    found += [f"Note: {notice.text}" if notice.code == METHOD else notice.text for notice in told]
+    told = [notice for notice in explanation.notices if notice.code not in (*READING, *STAND_INS)]
+    found += [f"Note: {one.text}" if one.code == METHOD or one.level == "note" else one.text for one in told]
     if explanation.query is None or explanation.document is None:
         found.append("The texts were not kept: words are shown by their numbers.")
     if explanation.references:
@@ -90,13 +98,26 @@ def notices(explanation: Explanation) -> list[str]:
 
 
 def facts(hit: Hit) -> str:
-    """What the index said of this hit, and what it is exactly where that differs."""
-    found = ["no score of its own" if hit.score is None else f"{hit.score:.4f} {hit.metric}"]
+    """What ranked this hit and with what score, and what its similarity is exactly where that differs."""
+    found = [ranked(hit.stages) or ("no score of its own" if hit.score is None else f"{hit.score:.4f} {hit.metric}")]
     if hit.similarity is not None and (hit.score is None or abs(hit.similarity - hit.score) > 5e-5):
         found.append(f"exact similarity {hit.similarity:.4f}")
     if hit.gap is not None and abs(hit.gap) > 5e-5:
         found.append(f"the index differs by {hit.gap:+.4f}")
     return " · ".join(found)
+
+
+def ranked(stages: Sequence[Stage]) -> str:
+    """What every stage made of a hit, the last one first; nothing where there was only the search."""
+    return "; before that ".join(map(_standing, reversed(stages))) if len(stages) > 1 else ""
+
+
+def _standing(stage: Stage) -> str:
+    how = "after" if stage.kind == "filter" else "by"
+    where = f"{how} {stage.name}" if stage.rank is None else f"rank {stage.rank} {how} {stage.name}"
+    unit = "" if stage.metric == "unknown" else f" {stage.metric}"
+    no_score = "" if stage.kind == "filter" else " (no score)"
+    return f"{where}{no_score}" if stage.score is None else f"{where} ({stage.score:.4f}{unit})"
 
 
 def missing(hit: Hit) -> str:

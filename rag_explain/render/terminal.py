@@ -4,8 +4,6 @@ The background of a terminal is not known, so words are tinted in steps that rea
 coloured, coloured and bold, reversed. What carries against the score is also underlined.
 """
 
-from __future__ import annotations
-
 from typing import assert_never
 
 from rich.console import Console, Group, RenderableType

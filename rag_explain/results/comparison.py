@@ -1,11 +1,9 @@
 """One pair under several methods: what each says, what it costs, and how far they agree."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +15,11 @@ from rag_explain.results.serialization import to_plain
 
 @dataclass(frozen=True)
 class Compared:
-    """One method's answer.
+    """One method's answer."""
 
-    Attributes:
-        method: its name, with the options that were given.
-        explanation: None when the method refused; `reason` says why.
-        seconds: the time of one explanation with nothing kept from before.
-    """
-
-    method: str
-    explanation: Explanation | None
-    seconds: float
+    method: str  # its name, with the options that were given
+    explanation: Explanation | None  # None when the method refused; `reason` says why
+    seconds: float  # the time of one explanation with nothing kept from before
     reason: str | None = None
 
     @property
@@ -38,15 +30,9 @@ class Compared:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the figures of the table, and the explanation in full."""
         why = self.explanation
-        return {
-            "method": self.method,
-            "score": None if why is None else why.score,
-            "gap": None if why is None else why.gap,
-            "error": to_plain(self.error),
-            "seconds": self.seconds,
-            "reason": self.reason,
-            "explanation": None if why is None else why.to_dict(),
-        }
+        figures = {name: None if why is None else to_plain(getattr(why, name)) for name in ("score", "gap", "error")}
+        rest = {"seconds": self.seconds, "reason": self.reason, "explanation": None if why is None else why.to_dict()}
+        return {"method": self.method, **figures, **rest}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +50,7 @@ class Comparison(Viewable):
     agreement: NDArray[np.float64]
 
     @classmethod
-    def of(cls, rows: Sequence[Compared]) -> Comparison:
+    def of(cls, rows: Sequence[Compared]) -> Self:
         """Compare answers about the same pair of texts."""
         nothing = np.empty(0)  # correlates with nothing
         pairs = [nothing if row.explanation is None else row.explanation.by_word().pairs.ravel() for row in rows]

@@ -1,7 +1,5 @@
 """Contrast: why this document and not that one, word by word."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any

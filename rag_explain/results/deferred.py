@@ -15,27 +15,19 @@ class Deferred(Generic[T]):
     """A value that may be ready, pending, skipped or failed.
 
     A computation that fails leaves a reason and no value: it never raises into the host's search.
-
-    Args:
-        compute: makes the value; None for one that is not pending.
-        reason: why there is no value, for one that is skipped or has failed.
-        together: fills several pending ones in one batch, which is cheaper than one by one. `load` calls it.
     """
 
     def __init__(
         self,
-        compute: Callable[[], T] | None,
+        compute: Callable[[], T] | None,  # makes the value; None for one that is not pending
         *,
         status: Status = "pending",
-        reason: str | None = None,
+        reason: str | None = None,  # why there is no value, for one that is skipped or has failed
         value: T | None = None,
-        together: Callable[[Sequence[Deferred[T]]], None] | None = None,
+        together: Callable[[Sequence[Deferred[T]]], None] | None = None,  # fills several in one batch: see `load`
     ) -> None:
-        self.status: Status = status
-        self.reason = reason
-        self._value = value
-        self._compute = compute
-        self._together = together
+        self.status, self.reason, self._value = status, reason, value
+        self._compute, self._together = compute, together
         self._lock = threading.Lock()
 
     @classmethod
@@ -60,31 +52,25 @@ class Deferred(Generic[T]):
         """The value, computed now if it is pending; None when it was skipped or has failed."""
         with self._lock:
             if self.status == "pending":
-                self._run()
+                assert self._compute is not None
+                try:
+                    self._settle("ready", value=self._compute())
+                except Exception as error:  # the host's search must not fail because an explanation did
+                    self._settle("failed", reason=f"{type(error).__name__}: {error}")
             return self._value
 
     def peek(self) -> T | None:
         """The value if it is ready; never computes."""
-        return self._value if self.status == "ready" else None
+        return self._value
 
     def fill(self, value: T) -> None:
         """Make a pending one ready with a value that was computed elsewhere, in one batch with others, say."""
         with self._lock:
             if self.status == "pending":
-                self._value, self.status = value, "ready"
-                self._release()
+                self._settle("ready", value=value)
 
-    def _run(self) -> None:
-        assert self._compute is not None
-        try:
-            self._value = self._compute()
-            self.status = "ready"
-        except Exception as error:  # the host's search must not fail because an explanation did
-            self.reason = f"{type(error).__name__}: {error}"
-            self.status = "failed"
-        self._release()
-
-    def _release(self) -> None:
+    def _settle(self, status: Status, *, value: T | None = None, reason: str | None = None) -> None:
+        self._value, self.reason, self.status = value, reason, status
         self._compute = self._together = None  # they hold the texts and the explainer
 
 

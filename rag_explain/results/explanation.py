@@ -1,11 +1,11 @@
 """Explanation: which words of a query met which words of a document, and how much of the score each pair carries.
 
-Explanations are frozen and hold numpy arrays that are read-only: threads, caches and logs can share one object. Nothing
-here is normalised: every number is in score units, and scaling for colours belongs to rendering.
+Frozen, with read-only arrays: threads, caches and logs can share one. All numbers are in score units, none is scaled.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.errors import FormatError, InvalidInput
+from rag_explain.probes import Probes
 from rag_explain.results import serialization as plain
 from rag_explain.results.display import Displayable
-from rag_explain.results.grouping import largest, summed
-from rag_explain.results.notices import TRUNCATED, Notice, merged, stand_in_reason
+from rag_explain.results.notices import Notice, cut_sides, merged, stand_in_reason
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.texts.tokens import Role, Token, Unit
-from rag_explain.texts.units import text_units
+from rag_explain.texts.units import Index, text_units
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,39 +57,30 @@ class Highlight:
 class Explanation(ReadOnly, Displayable):
     """Why a document scored what it did for a query.
 
-    Attributes:
-        query, document: the caller's own strings; None where text is not kept.
-        matrix: (n_q + 1, n_d + 1) float32 in score units; last row and column: the rest, which no token owns.
-        score: the encoder's own similarity, computed apart from the matrix.
-        additive: whether the matrix is meant to sum to the score.
-        references: reference similarities of integrated Jacobians, which tell how far they can be trusted.
-        similarities: (n_q, n_d) cosines of all token pairs, for alignment methods.
-        measure: what the score is: "cosine", "dot", "MaxSim" and so on.
-        returned: what the user saw, where that is a function of the score that is explained, such as a sigmoid.
-        error: the largest relative error that the method reports of its own arithmetic; None where it has none.
-        notices: what a reader must know before trusting the numbers.
-        provenance: which path served this explanation and what it cost.
+    `matrix` is (n_q + 1, n_d + 1) float32 in score units; its last row and column are the rest, which no token owns.
+    `similarities` are (n_q, n_d) cosines of all token pairs, for alignment methods.
     """
 
-    query: str | None
+    query: str | None  # the caller's own strings; None where text is not kept
     document: str | None
     query_tokens: tuple[Token, ...]
     document_tokens: tuple[Token, ...]
     matrix: Array
-    score: float
+    score: float  # the encoder's own similarity, computed apart from the matrix
     method: str
-    additive: bool = True
+    additive: bool = True  # whether the matrix is meant to sum to the score
     unit: Unit = "token"
     settings: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     fingerprint: str = ""
-    references: Mapping[str, float] | None = None
+    probes: Probes | None = None  # what the model computes for a few texts: for a log to keep, not part of `to_dict`
+    references: Mapping[str, float] | None = None  # of integrated Jacobians: tell how far they can be trusted
     similarities: Array | None = None
-    measure: str = "cosine"
-    returned: float | None = None
-    error: float | None = None
-    notices: tuple[Notice, ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    measure: str = "cosine"  # what the score is: "cosine", "dot", "MaxSim" and so on
+    returned: float | None = None  # what the user saw, where that is a function of the score, such as a sigmoid
+    error: float | None = None  # the largest relative error that the method reports of its own arithmetic, if any
+    notices: tuple[Notice, ...] = ()  # what a reader must know before trusting the numbers
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # which path served it, and what that cost
 
     def __post_init__(self) -> None:
         matrix = readonly(self.matrix)
@@ -107,8 +98,6 @@ class Explanation(ReadOnly, Displayable):
             values[name] = tuple(one if text is not None else one.without_text() for one in getattr(self, name))
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-    # ------------------------------------------------------------------ what it says
 
     @property
     def pairs(self) -> Array:
@@ -128,7 +117,7 @@ class Explanation(ReadOnly, Displayable):
     @property
     def truncated(self) -> tuple[Role, ...]:
         """The sides ("query", "document") of which the encoder read only a part."""
-        return tuple(notice.side for notice in self.notices if notice.code == TRUNCATED and notice.side is not None)
+        return cut_sides(self.notices)
 
     def with_notices(self, *notices: Notice) -> Explanation:
         """The same explanation with more to know about it."""
@@ -166,8 +155,6 @@ class Explanation(ReadOnly, Displayable):
         found = [Highlight(one.text, one.start, one.end, value) for one, value in carried if one.part == "text"]
         return sorted(found, key=lambda highlight: -highlight.value)[: max(0, k)]
 
-    # ------------------------------------------------------------------ coarser units
-
     def by_word(self) -> Explanation:
         """The same explanation by words: pieces are summed; special tokens and prompts go to the rest."""
         return self.grouped("word")
@@ -199,11 +186,9 @@ class Explanation(ReadOnly, Displayable):
             query_tokens=query_tokens,
             document_tokens=document_tokens,
             matrix=summed(self.matrix, rows, columns, shape),
-            similarities=None if similarities is None else largest(similarities, rows, columns, shape),
+            similarities=None if similarities is None else _largest(similarities, rows, columns, shape),
             unit=unit,
         )
-
-    # ------------------------------------------------------------------ reading and writing
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything that `from_dict` needs, the format's version, and the sums to look at."""
@@ -226,9 +211,11 @@ class Explanation(ReadOnly, Displayable):
     @classmethod
     def from_json(cls, text: str) -> Explanation:
         """The inverse of `to_json`."""
-        return cls.from_dict(plain.parsed_json(text))
-
-    # ------------------------------------------------------------------ looking at it
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise FormatError(f"this is not JSON: {error}") from error
+        return cls.from_dict(data)
 
     def plot(self, kind: Literal["heatmap", "connections"] = "heatmap", path: str | Path | None = None) -> Figure:
         """A figure for a paper; also saved to `path` (.png, .svg, .pdf) when one is given. Extra: `plot`."""
@@ -243,6 +230,7 @@ class Explanation(ReadOnly, Displayable):
 
 FIELDS = plain.table(
     Explanation,
+    ("probes",),
     query_tokens=(plain.write_tokens, plain.read_tokens("query")),
     document_tokens=(plain.write_tokens, plain.read_tokens("document")),
     matrix=(np.ndarray.tolist, plain.read_matrix(rest=1)),
@@ -253,3 +241,17 @@ FIELDS = plain.table(
     notices=(plain.write_notices, plain.read_notices),
     provenance=(dict, None),
 )
+
+
+def summed(matrix: NDArray[np.float32], rows: Index, columns: Index, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """A matrix (n_q + 1, n_d + 1) with rows and columns summed by their indices; -1 and the rest go to the last."""
+    total = np.zeros(shape)
+    np.add.at(total, (np.append(rows, -1)[:, None], np.append(columns, -1)[None, :]), matrix)
+    return total.astype(np.float32)
+
+
+def _largest(values: NDArray[np.float32], rows: Index, columns: Index, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """The largest of the values (n_q, n_d) in each pair of units; `shape` is that of the matrix, with a rest."""
+    best = np.full(shape, -np.inf)
+    np.maximum.at(best, (rows[:, None], columns[None, :]), values)
+    return best[:-1, :-1].astype(np.float32)

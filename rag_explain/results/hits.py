@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, SupportsIndex, overload
 
 from rag_explain.errors import InvalidInput
@@ -11,33 +11,44 @@ from rag_explain.results.deferred import Deferred, Status, load
 from rag_explain.results.display import Displayable
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.metric import Metric
-from rag_explain.results.notices import OTHER_SCORE
+from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.results.serialization import to_plain
+from rag_explain.results.stages import Stage, ranking_notices
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Hit(Displayable):
-    """A retrieved document: the index's own score, the exact similarity, and the explanation on demand.
-
-    Attributes:
-        score: what the index returned, in the index's own metric; None where the retriever does not tell it.
-        metric: the name of a `rag_explain.results.metric.Metric`, or what else the index calls it.
-        around: what the encoder read before and after the text: metadata, where they were embedded with it.
-    """
+    """A retrieved document: rank and score as they finally are, the exact similarity, the explanation on demand."""
 
     id: str
     text: str | None
     rank: int
-    score: float | None
-    metric: str
+    score: float | None  # what the last stage that gave one returned, in its own metric; None where that is not told
+    metric: str  # the name of a `rag_explain.results.metric.Metric`, or what else the index calls it
+    stages: tuple[Stage, ...] = ()  # what set rank and score, in the order in which it ran: the search comes first
     metadata: Mapping[str, Any] = field(default_factory=dict)
     handle: Deferred[Explanation] = field(default_factory=lambda: Deferred.skipped("not asked for"), repr=False)
+    # What the encoder read before and after the text: metadata, where they were embedded with it.
     around: tuple[str, str] = field(default=("", ""), repr=False)
 
     @property
     def explanation(self) -> Explanation | None:
         """The explanation, computed on first use; None when it was skipped or failed (`reason` says why)."""
-        return self.handle.get()
+        return self._noted(self.handle.get())
+
+    def peek(self) -> Explanation | None:
+        """The explanation if it is computed already; never computes."""
+        return self._noted(self.handle.peek())
+
+    def _noted(self, explanation: Explanation | None) -> Explanation | None:
+        """What is computed may be shared with copies of this hit that went through other stages."""
+        return None if explanation is None else explanation.with_notices(*ranking_notices(self.stages))
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What a reader must know before trusting the numbers, as far as they are computed."""
+        explanation = self.peek()
+        return ranking_notices(self.stages) if explanation is None else explanation.notices
 
     @property
     def status(self) -> Status:
@@ -62,18 +73,20 @@ class Hit(Displayable):
 
     @property
     def gap(self) -> float | None:
-        """The index's score as a similarity - `similarity`: zero up to rounding when the scorer is this encoder."""
-        metric = Metric.find(self.metric)
-        claimed, exact = None if metric is None else metric.similarity(self.score), self.similarity
+        """The search's score as a similarity - `similarity`: zero up to rounding when the scorer is this encoder."""
+        searched = self.stages[0] if self.stages else self
+        metric = Metric.find(searched.metric)
+        claimed, exact = None if metric is None else metric.similarity(searched.score), self.similarity
         return None if claimed is None or exact is None else claimed - exact
 
     __str__ = object.__str__  # printing computes nothing
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON. Never computes: a pending explanation is written as None."""
-        explanation = self.handle.peek()
+        explanation = self.peek()
         names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason")
         plain: dict[str, Any] = to_plain({name: getattr(self, name) for name in names})
+        plain["stages"] = [to_plain(asdict(stage)) for stage in self.stages]
         return plain | {"explanation": None if explanation is None else explanation.to_dict()}
 
 

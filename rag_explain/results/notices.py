@@ -1,10 +1,7 @@
 """Notices: what a reader must know before trusting the numbers of an explanation.
 
-A notice is added where its reason is known: by the scorer, by the method, by the retriever, or by a measurement. Later
-ones never replace earlier ones.
+Each is added where its reason is known: by the scorer, the method, the retriever, or a measurement. None is replaced.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,37 +15,37 @@ Level = Literal["note", "warning"]
 OTHER_SCORE = "other-score"
 # The documents were not chosen by this similarity alone: the retriever reranks, mixes or diversifies.
 OTHER_RANKING = "other-ranking"
-# The index's score implies another similarity than the one that was computed.
+# A score or vector of the index, or the framework's vector of the query, is not what was computed here.
 MISMATCH = "mismatch"
+# Nothing showed whether the index was built, or searched, with this encoder.
+UNCHECKED = "unchecked"
+# The encoder does not know words of a text, and reads all of them as one.
+UNKNOWN = "unknown"
+# The encoder read words of a text letter by letter.
+SPELLED = "spelled"
 # The encoder read only a part of a text.
 TRUNCATED = "truncated"
 # Something the method itself says about this pair.
 METHOD = "method"
 
+# What could not be read: first in every list of notices and in every view.
+READING = (UNKNOWN, SPELLED, TRUNCATED)
 STAND_INS = (OTHER_SCORE, OTHER_RANKING, MISMATCH)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One sentence about an explanation.
+    """One sentence about an explanation: `code` is for programs, `text` for people."""
 
-    Attributes:
-        code: what kind of notice it is, for programs; the constants of this module are the ones used here.
-        text: the sentence, for people.
-        level: "warning" where the numbers can mislead without it, else "note".
-        side: the text that it is about, where it is about one of them.
-    """
-
-    code: str
+    code: str  # the constants of this module are the ones used here
     text: str
-    level: Level = "warning"
-    side: Role | None = None
+    level: Level = "warning"  # where the numbers can mislead without it, else "note"
+    side: Role | None = None  # the text that it is about, where it is about one of them
 
 
-def truncation(side: Role) -> Notice:
-    """The encoder read only a part of this side's text."""
-    text = f"The encoder read only a part of the {side}; the rest has no influence on the score."
-    return Notice(TRUNCATED, text, side=side)
+def cut_sides(notices: Iterable[Notice]) -> tuple[Role, ...]:
+    """The texts of which the encoder read only a part."""
+    return tuple(notice.side for notice in notices if notice.code == TRUNCATED and notice.side is not None)
 
 
 def stand_in_reason(notices: Iterable[Notice]) -> str | None:
@@ -57,5 +54,6 @@ def stand_in_reason(notices: Iterable[Notice]) -> str | None:
 
 
 def merged(*groups: Iterable[Notice]) -> tuple[Notice, ...]:
-    """Notices in the order in which they became known, each once."""
-    return tuple(dict.fromkeys(notice for group in groups for notice in group))
+    """Notices in the order in which they became known, each once, but first what could not be read."""
+    known = dict.fromkeys(notice for group in groups for notice in group)
+    return tuple(sorted(known, key=lambda notice: notice.code not in READING))

@@ -1,7 +1,5 @@
 """Read-only arrays and mappings, and how the objects that hold them travel through pickle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial

@@ -1,20 +1,22 @@
 """Results as plain data: what JSON can carry, and how a table of fields is written and read back."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, get_args
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.errors import FormatError
-from rag_explain.results.notices import Notice
+from rag_explain.results.notices import Level, Notice
 from rag_explain.texts.tokens import Part, Role, Token, Unit
 
+T = TypeVar("T")
 Write = Callable[[Any], Any]
 # Reads a field's plain value; the second argument holds all plain values, for a field that depends on another.
 Read = Callable[[Any, Mapping[str, Any]], Any]
@@ -24,14 +26,12 @@ FieldTable = Mapping[str, Row]
 
 def to_plain(value: Any) -> Any:
     """`value` as JSON knows it: numpy becomes numbers, tuples lists, NaN None, the unknown a string."""
-    if isinstance(value, np.generic):
-        value = value.item()
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, np.ndarray):
-        return to_plain(value.tolist())
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -50,26 +50,15 @@ def to_json(data: Mapping[str, Any] | Sequence[Any], *, compact: bool = False) -
     return text
 
 
-def parsed_json(text: str) -> Any:
-    """What a JSON text holds; a text that is no JSON is refused in words."""
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise FormatError(f"this is not JSON: {error}") from error
-
-
-def table(kind: type[Any], **rows: Row) -> FieldTable:
+def table(kind: type[Any], without: Collection[str] = (), **rows: Row) -> FieldTable:
     """One row per field of a dataclass, which is written and read as it is unless a row says otherwise."""
-    return {item.name: rows.get(item.name, (None, None)) for item in fields(kind)}
+    return {item.name: rows.get(item.name, (None, None)) for item in fields(kind) if item.name not in without}
 
 
 def fields_to_dict(result: object, rows: FieldTable) -> dict[str, Any]:
     """The fields of a result that are in the table, as plain data."""
-    plain = {}
-    for name, (write, _) in rows.items():
-        value = getattr(result, name)
-        plain[name] = value if write is None or value is None else write(value)
-    return plain
+    values = ((name, write, getattr(result, name)) for name, (write, _) in rows.items())
+    return {name: value if write is None or value is None else write(value) for name, write, value in values}
 
 
 def fields_from_dict(data: Mapping[str, Any], rows: FieldTable, form: str, version: int, what: str) -> dict[str, Any]:
@@ -89,11 +78,42 @@ def read_fields(data: Mapping[str, Any], rows: FieldTable, what: str) -> dict[st
             name: data[name] if read is None or data[name] is None else read(data[name], data)
             for name, (_, read) in rows.items()
         }
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise FormatError(f"{what} is damaged: {error!r}") from error
 
 
-# ---------------------------------------------------------------------- kinds of fields
+def made(kind: type[T], values: Mapping[str, Any], what: str) -> T:
+    """An object of a dataclass from values that were read; refuses a value that is not of its field's type."""
+    declared: Any = kind
+    for name, fits in _checks(declared).items():
+        if name in values and not fits(values[name]):
+            raise FormatError(f"{what} is damaged: its {name} is {type(values[name]).__name__}")
+    try:
+        return kind(**values)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise FormatError(f"{what} is damaged: {error}") from error
+
+
+@cache
+def _checks(kind: Any) -> dict[str, Callable[[Any], bool]]:
+    return {name: _check(hint) for name, hint in get_type_hints(kind).items()}
+
+
+def _check(hint: Any) -> Callable[[Any], bool]:
+    """Whether a value is of a declared type; what a mapping holds is not looked at."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is UnionType and any(get_origin(one) or one is float for one in arguments):
+        options = [_check(one) for one in arguments]
+        return lambda value: any(fits(value) for fits in options)
+    if origin is Literal:
+        return lambda value: isinstance(value, str | NoneType) and value in arguments
+    if origin is tuple:
+        fits, size = _check(arguments[0]), None if arguments[-1] is ... else len(arguments)
+        return lambda value: isinstance(value, tuple) and size in (None, len(value)) and all(map(fits, value))
+    if hint is float:
+        return lambda value: isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    kind = origin if isinstance(origin, type) and origin is not UnionType else hint
+    return lambda value: isinstance(value, kind)
 
 
 def read_matrix(*, rest: int) -> Read:
@@ -128,17 +148,19 @@ def _token(item: Sequence[Any], text: str | None) -> Token:
 
 
 def read_unit(value: Any, data: Mapping[str, Any]) -> Any:
-    """Reads the name of a unit."""
     if value not in get_args(Unit):
         raise ValueError(f"unknown unit {value!r}")
     return value
 
 
 def write_notices(notices: Sequence[Notice]) -> list[list[Any]]:
-    """Notices as lists of code, text, level and side."""
     return [[notice.code, notice.text, notice.level, notice.side] for notice in notices]
 
 
 def read_notices(items: Any, data: Mapping[str, Any]) -> tuple[Notice, ...]:
-    """The inverse of `write_notices`."""
-    return tuple(Notice(str(code), str(text), level, side) for code, text, level, side in items)
+    notices = tuple(Notice(code, text, level, side) for code, text, level, side in items)
+    for one in notices:
+        is_known = one.level in get_args(Level) and one.side in (None, *get_args(Role))
+        if not is_known or not isinstance(one.code, str) or not isinstance(one.text, str):
+            raise ValueError(f"no such notice: {one!r}")
+    return notices

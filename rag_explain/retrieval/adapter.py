@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import operator
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any, Literal, get_args
+from weakref import WeakKeyDictionary, ref
 
-from rag_explain.errors import InvalidInput
+import numpy as np
+
+from rag_explain.errors import InvalidInput, ProcessBound, whole_number
 from rag_explain.results.deferred import Deferred, load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.metric import Metric
-from rag_explain.results.notices import MISMATCH, STAND_INS
-from rag_explain.retrieval.sharing import ExplainerSource, explainer_of
-from rag_explain.retrieval.truth import TOLERANCE, Scoring
+from rag_explain.results.notices import MISMATCH, STAND_INS, Notice
+from rag_explain.results.precomputed import Precomputed
+from rag_explain.results.stages import Stage
+from rag_explain.retrieval.engines import TOLERANCE, Engine
+from rag_explain.retrieval.sharing import ExplainerSource, explainer_of, has_changed
+from rag_explain.retrieval.truth import Scoring, Stored, asked_notices, rounding
+from rag_explain.retrieval.usage import Embedder, Usage
 from rag_explain.texts.passage import Passage
 
 if TYPE_CHECKING:
@@ -48,14 +54,15 @@ class RetrievedDocument:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-class HitExplainer:
+class HitExplainer(ProcessBound):
     """Turns what a retriever found into hits with explanations. Safe to use from several threads.
 
     All explanations of a query that are pending are computed in one batch. One that fails is a warning, and a hit that
     says why it has none.
 
     Args:
-        explainer: an Explainer, or what one is made from: it is then made when the first explanation is needed.
+        explainer: an Explainer, or what one is made from: it is then made when the first explanation is needed. From
+            an `Embedder` it is made so that it embeds as the framework does.
         explain: "lazy": an explanation is computed when it is first looked at. "eager": all are computed before the
             hits are returned. "off": none.
         top: only the first `top` hits get an explanation; None: all.
@@ -63,11 +70,17 @@ class HitExplainer:
         metric: what the retriever's scores are: a `Metric` or its name.
         surrogate: why the retriever's scores are not this encoder's similarity (reranked, hybrid), when they are not.
         tolerance: how far a score may be from the encoder's similarity before the two are said to differ.
+        name: what finds the documents: the first of every hit's stages.
+        embedder: the framework's embedding object, which is asked for a query's vector once, when something is looked
+            at; None: the one that the explainer is made from, if any.
+        engine: gives the engine that was searched, which is asked for the vectors of what is looked at.
     """
+
+    instead = "make the retriever that holds it anew where it is unpickled"
 
     def __init__(
         self,
-        explainer: ExplainerSource,
+        explainer: ExplainerSource | Embedder,
         *,
         explain: ExplainMode = "lazy",
         top: int | None = None,
@@ -75,15 +88,21 @@ class HitExplainer:
         metric: str | Metric = "unknown",
         surrogate: str | None = None,
         tolerance: float = TOLERANCE,
+        name: str = "the index",
+        embedder: Embedder | None = None,
+        engine: Callable[[], Engine | None] = lambda: None,
     ) -> None:
         check_mode(explain, top)
         if time_limit is not None and not time_limit >= 0:
             raise InvalidInput(f"time_limit must be a number of seconds, not {time_limit!r}")
         self.mode, self.top, self.time_limit = explain, top, time_limit
-        self.metric, self.surrogate, self.tolerance = _metric(metric), surrogate, tolerance
-        self._source = explainer
-        self._made: Future[Explainer] = Future()
-        self._lock = threading.Lock()
+        self.metric, self.surrogate, self.tolerance = Metric.named(metric), surrogate, tolerance
+        self.name, self._source, self._engine = name, explainer, engine
+        self._embedder = explainer if isinstance(explainer, Embedder) else embedder
+        self._made: tuple[object, Future[Explainer]] | None = None
+        self._asked: tuple[object, list[Notice]] | None = None
+        self._asked_last: object = None  # the explainer and the query that it was asked for
+        self._lock, self._asking = threading.Lock(), threading.Lock()
         self._has_warned = False
 
     def hits(
@@ -104,7 +123,7 @@ class HitExplainer:
         top = self.top if top is None else top
         check_mode(mode, top)
         reasons = [reason for reason in (self.surrogate, surrogate) if reason]
-        scoring = Scoring(self.metric if metric is None else _metric(metric), reasons, self.tolerance)
+        scoring = Scoring(self.metric if metric is None else Metric.named(metric), reasons, self.tolerance)
         shared, documents = _Query(self, query, scoring), list(found)
         wanted = 0 if mode == "off" else len(documents) if top is None else top
         handles = [
@@ -114,7 +133,7 @@ class HitExplainer:
         if mode == "eager":
             handles = self._computed(handles)
         return Hits(
-            _hit(document, rank, scoring.metric, handle)
+            _hit(document, rank, scoring.metric, handle, self.name)
             for rank, (document, handle) in enumerate(zip(documents, handles, strict=True), 1)
         )
 
@@ -132,18 +151,34 @@ class HitExplainer:
 
     @property
     def explainer(self) -> Explainer:
-        """Created on first use. If that failed, the same exception is raised again without retrying."""
-        with self._lock:
-            if not self._made.done():
-                try:
-                    self._made.set_result(explainer_of(self._source))
-                except Exception as error:
-                    self._made.set_exception(error)
-                    logger.warning("documents are returned without explanations: %s", error)
-            return self._made.result()
+        """Created on first use. If that failed, the same exception is raised again without retrying.
 
-    def precompute(self, texts: Sequence[str | Passage], **options: Any) -> int:
-        """Fill the explainer's store from exactly the strings that were embedded; how many were built."""
+        One made from a model is created anew when that was changed, and one made from an embedding object also when
+        that embeds in another way.
+        """
+        with self._lock:
+            source, usage, key = self._source, None, None
+            if isinstance(source, Embedder):
+                usage, model = source.usage(), source.model
+                if model is None:
+                    raise InvalidInput(f"{source.name} holds no SentenceTransformer any more")
+                source, key = model, (ref(model), usage)
+            if self._made is None or self._made[0] != key or _is_outdated(self._made[1]):
+                self._made = key, self._attempt(source, usage)
+            return self._made[1].result()
+
+    @staticmethod
+    def _attempt(source: ExplainerSource, usage: Usage | None) -> Future[Explainer]:
+        made: Future[Explainer] = Future()
+        try:
+            made.set_result(explainer_of(source, usage))
+        except Exception as error:
+            made.set_exception(error)
+            logger.warning("documents are returned without explanations: %s", error)
+        return made
+
+    def precompute(self, texts: Sequence[str | Passage], **options: Any) -> Precomputed:
+        """Fill the explainer's store from exactly the strings that were embedded; how many were built, kept, failed."""
         return self.explainer.precompute(texts, **options)
 
     def _computed(self, handles: list[Deferred[Explanation]]) -> list[Deferred[Explanation]]:
@@ -157,14 +192,65 @@ class HitExplainer:
         load(handles)
         return handles
 
-    def _checked(self, scoring: Scoring, document: RetrievedDocument, explanation: Explanation) -> Explanation:
-        """The explanation, which says so where it is not of what the retriever scored. The log says it once."""
-        notices = scoring.notices(explanation, document.score)
-        reasons = [notice.code for notice in (*explanation.notices, *notices) if notice.code in STAND_INS]
-        if reasons == [MISMATCH] and not self._has_warned:
-            self._has_warned = True
-            logger.warning("document %r: %s; its explanation is of the encoder only", document.id, notices[-1].text)
-        return explanation.with_notices(*notices)
+    def _checked(
+        self, explainer: Explainer, query: str, scoring: Scoring, found: Sequence[tuple[RetrievedDocument, Explanation]]
+    ) -> list[Explanation]:
+        """The explanations, which say so where they are not of what the retriever scored. The log says it once."""
+        scoring = replace(scoring, tolerance=max(scoring.tolerance, rounding(explainer)))
+        is_scored = any(scoring.metric.similarity(document.score) is not None for document, _ in found)
+        asked, checked = self._asked_notices(explainer, query, is_scored=is_scored), []
+        stored = self._stored(explainer, [document for document, _ in found])
+        for index, (document, explanation) in enumerate(found):
+            notices = scoring.notices(explanation, document.score, asked, stored.get(index))
+            reasons = [one for one in (*explanation.notices, *notices) if one.code in STAND_INS]
+            if reasons and {one.code for one in reasons} == {MISMATCH} and not self._has_warned:
+                self._has_warned = True
+                logger.warning("document %r: %s; its explanation is of the encoder only", document.id, reasons[0].text)
+            checked.append(explanation.with_notices(*notices))
+        return checked
+
+    def _asked_notices(self, explainer: Explainer, query: str, *, is_scored: bool) -> list[Notice]:
+        """What the framework's embedding object shows: asked for each query that is looked at.
+
+        Where scores tell the same, and the explainer was made to embed as the object does, once is enough. An object
+        that is not here may be slow or cost money: once, too.
+        """
+        embedder, asked_for = self._embedder, (ref(explainer), query)
+        if embedder is None:
+            return []
+        with self._asking:
+            if self._asked_last != asked_for:
+                usage = embedder.usage()
+                is_followed = usage is not None and embedder is self._source
+                is_settled = embedder.model is None or (is_followed and is_scored)
+                key = ref(explainer), usage, None if is_settled else query
+                if self._asked is None or self._asked[0] != key:
+                    self._asked = key, asked_notices(explainer, embedder, usage, query, is_followed=is_followed)
+                self._asked_last = asked_for
+            assert self._asked is not None
+            return self._asked[1]
+
+    def _stored(self, explainer: Explainer, found: Sequence[RetrievedDocument]) -> dict[int, Stored]:
+        """What the engine keeps for each document, by index, beside what the encoder computes: one call for all."""
+        try:
+            engine = self._engine()
+            ids = [document.id for document in found if document.id is not None]
+            kept = {} if engine is None or not ids else engine.vectors(ids)
+            known = [(index, one.id, one.text) for index, one in enumerate(found) if one.id in kept]
+            if engine is None or not known:
+                return {}
+            own = explainer.document_vectors([text or "" for _, _, text in known]).astype(np.float64)
+            return {
+                index: Stored(engine.metric, np.asarray(kept[name or ""], np.float64), vector)
+                for (index, name, _), vector in zip(known, own, strict=True)
+            }
+        except Exception as error:
+            logger.debug("the engine's vectors cannot be compared: %s: %s", type(error).__name__, error)
+            return {}
+
+
+def _is_outdated(made: Future[Explainer]) -> bool:
+    return made.exception() is None and has_changed(made.result())
 
 
 class _Query:
@@ -175,6 +261,7 @@ class _Query:
 
     def __init__(self, owner: HitExplainer, text: str, scoring: Scoring) -> None:
         self._owner, self._text, self._scoring = owner, text, scoring
+        self._explainer: Explainer | None = None
         self._lock = threading.Lock()
         # Weak, because every key refers to this object: hits that are dropped free their texts at once.
         self._documents: WeakKeyDictionary[Deferred[Explanation], RetrievedDocument] = WeakKeyDictionary()
@@ -199,7 +286,8 @@ class _Query:
                 one.fill(explanation)
 
     def _explain(self, document: RetrievedDocument) -> Explanation:
-        self._owner.explainer  # noqa: B018  # one that cannot be made is logged once, not for each document
+        # One that cannot be made is logged once, not for each document.
+        self._explainer = self._explainer or self._owner.explainer
         try:
             return self._explained([document])[0]
         except Exception as error:
@@ -209,8 +297,10 @@ class _Query:
     def _explained(self, documents: Sequence[RetrievedDocument]) -> list[Explanation]:
         texts = [document.text for document in documents if document.text is not None]
         ids = [document.id for document in documents]
-        explanations = self._owner.explainer.explain_many(self._text, texts, ids=ids)
-        return [self._owner._checked(self._scoring, *both) for both in zip(documents, explanations, strict=True)]
+        explainer = self._explainer = self._explainer or self._owner.explainer  # read anew for each query
+        explanations = explainer.explain_many(self._text, texts, ids=ids)
+        found = list(zip(documents, explanations, strict=True))
+        return self._owner._checked(explainer, self._text, self._scoring, found)
 
 
 def _computed_in_time(
@@ -224,17 +314,14 @@ def _computed_in_time(
             handle.get()
 
     for job in [explainer.in_background(compute, handle) for handle in handles if handle.status == "pending"]:
-        try:
+        with suppress(TimeoutError, CancelledError):  # it is late, or the explainer was closed
             job.result(timeout=max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            job.cancel()
-        except CancelledError:
-            logger.debug("the explainer was closed during a search")
+        job.cancel()
     late = f"it did not fit into the time limit of {seconds:g} s per query"
     return [Deferred.skipped(late) if handle.status == "pending" else handle for handle in handles]
 
 
-def _hit(document: RetrievedDocument, rank: int, metric: Metric, handle: Deferred[Explanation]) -> Hit:
+def _hit(document: RetrievedDocument, rank: int, metric: Metric, handle: Deferred[Explanation], name: str) -> Hit:
     text = document.text
     return Hit(
         id=f"#{rank}" if document.id is None else document.id,
@@ -242,14 +329,11 @@ def _hit(document: RetrievedDocument, rank: int, metric: Metric, handle: Deferre
         rank=rank,
         score=document.score,
         metric=metric.name,
+        stages=(Stage(name, "search", rank, None, document.score, metric.name),),
         metadata=document.metadata,
         handle=handle,
         around=text.around if isinstance(text, Passage) else ("", ""),
     )
-
-
-def _metric(metric: str | Metric) -> Metric:
-    return metric if isinstance(metric, Metric) else Metric.named(metric)
 
 
 def check_mode(explain: object, top: object = None) -> None:
@@ -258,10 +342,3 @@ def check_mode(explain: object, top: object = None) -> None:
         raise InvalidInput(f"explain must be 'lazy', 'eager' or 'off', not {explain!r}")
     if top is not None and whole_number(top, "top") < 0:
         raise InvalidInput(f"top must be a number of hits, not {top!r}")
-
-
-def whole_number(value: object, name: str) -> int:
-    """The value as an int, of numpy's kinds too; anything but a whole number is refused."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise InvalidInput(f"{name} must be a whole number, not {value!r}")
-    return operator.index(value)

@@ -5,45 +5,39 @@ for hit in retriever.search("how do bees find home?", k=3):
     print(hit.score, hit.explanation.top_pairs(3))
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.errors import InvalidInput, MissingExtra
+from rag_explain.errors import InvalidInput, ProcessBound, import_extra, whole_number
 from rag_explain.explainer import Explainer
+from rag_explain.probes import Probes
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, RetrievedDocument, whole_number
+from rag_explain.results.precomputed import Precomputed
+from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, RetrievedDocument
+from rag_explain.retrieval.engines import FaissEngine
 from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
-from rag_explain.retrieval.truth import TOLERANCE, faiss_metric
-from rag_explain.texts.passage import Passage
+from rag_explain.texts.passage import Passage, check_id
 
-try:
-    import faiss
-except ImportError as error:
-    raise MissingExtra("faiss-cpu", "faiss") from error
-
+faiss = import_extra("faiss", "faiss-cpu", "faiss")
 logger = logging.getLogger("rag_explain.retrieval")
 
 T = TypeVar("T")
 Lookup: TypeAlias = Sequence[T] | Mapping[int, T] | Callable[[int], T]
 
-# Indexes that compare the vectors they were given; any other may compare compressed ones.
-_EXACT = frozenset(("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat", "IndexIVFFlat", "IndexNSGFlat"))
-_COMPRESSED_TOLERANCE = 0.25
 _UNIT = 1e-3
 # The id with which FAISS fills up what it did not find. Other negative ids are an IDMap's own.
 _NOTHING = -1
 
 
-class FaissRetriever:
+class FaissRetriever(ProcessBound):
     """Searches a FAISS index by text and explains what it finds. The index is only read, and by several threads.
 
     Args:
@@ -55,6 +49,8 @@ class FaissRetriever:
         normalize: scale query vectors to length one, for an index of vectors that were scaled.
         explain, top, time_limit: see `rag_explain.retrieval.HitExplainer`.
     """
+
+    instead = "use save(folder), and FaissRetriever.load(folder) where it is needed"
 
     def __init__(
         self,
@@ -71,10 +67,11 @@ class FaissRetriever:
     ) -> None:
         if not isinstance(index, faiss.Index):
             raise InvalidInput(f"index must be a FAISS index of float vectors, not {type(index).__name__}")
+        _check_ids(ids)
         explainer.scorer.embed([], "query")  # refused in words by a scorer that has no vector per text
         self.index, self.explainer, self.normalize = index, explainer, normalize
         self._documents, self._ids, self._metadata = documents, ids, metadata
-        tolerance = TOLERANCE if _is_exact(index) else _COMPRESSED_TOLERANCE
+        tolerance = FaissEngine(index).tolerance
         self._hit_explainer = HitExplainer(
             explainer, explain=explain, top=top, time_limit=time_limit, tolerance=tolerance
         )
@@ -88,13 +85,14 @@ class FaissRetriever:
         ids: Sequence[str] | None = None,
         metadata: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
-    ) -> FaissRetriever:
+    ) -> Self:
         """Embed the texts and search them exactly, by the similarity that the model was made for."""
         if isinstance(texts, (str, Passage)) or not texts:
             raise InvalidInput("from_texts takes a list of at least one text")
         for name, values in (("ids", ids), ("metadata", metadata)):
             if values is not None and len(values) != len(texts):
                 raise InvalidInput(f"{name} must have one entry per text: {len(values)} for {len(texts)} texts")
+        _check_ids(ids)
         vectors = explainer.scorer.embed(texts, "document")
         normalize = explainer.scorer.measure == "cosine"
         if normalize:
@@ -126,14 +124,10 @@ class FaissRetriever:
             )
         if self.normalize:
             vectors = _unit(vectors)
-        scores, rows = self.index.search(vectors, k)
+        scores, rows = self.index.search(vectors, min(k, max(1, len(self))))
         metric, reason = self._scoring(vectors)
-        return [
-            self._hit_explainer.hits(
-                query, self._found(scores[i], rows[i]), explain, top=top, metric=metric, surrogate=reason
-            )
-            for i, query in enumerate(queries)
-        ]
+        hits = partial(self._hit_explainer.hits, explain=explain, top=top, metric=metric, surrogate=reason)
+        return [hits(query, self._found(*found)) for query, *found in zip(queries, scores, rows, strict=True)]
 
     def _embed(self, queries: Sequence[str], explain: ExplainMode | None) -> NDArray[np.float32]:
         """The queries as vectors. Where one is explained in any case, one forward pass serves both."""
@@ -162,7 +156,7 @@ class FaissRetriever:
 
     def _scoring(self, vectors: NDArray[np.float32]) -> tuple[Metric, str | None]:
         """What the index's scores are, and why they are not what is explained, when they are not."""
-        metric = faiss_metric(self.index)
+        metric = FaissEngine(self.index).metric
         if metric == UNKNOWN:
             return metric, f"the index compares by FAISS metric {self.index.metric_type}, not by this similarity"
         is_product, by_dot = metric.base == "inner product", self.explainer.scorer.measure == "dot"
@@ -175,7 +169,7 @@ class FaissRetriever:
         reason = f"the index compares {compared}vectors that are not normalised; the {explained} is explained"
         return replace(metric, is_normalised=False), reason
 
-    def precompute(self, **options: Any) -> int:
+    def precompute(self, **options: Any) -> Precomputed:
         """Fill the explainer's store with the factors of all documents; options of `Explainer.precompute`."""
         found = [(one.id, one.text) for one in self._listed().values() if one.text is not None]
         return self.explainer.precompute([text for _, text in found], ids=[name for name, _ in found], **options)
@@ -183,19 +177,21 @@ class FaissRetriever:
     def save(self, folder: str | Path, *, model: str | None = None) -> None:
         """Write the index, the documents as JSON lines, and which model they belong to. Nothing is pickled."""
         scorer = self.explainer.scorer
-        about = {"model": model or scorer.name, "fingerprint": scorer.fingerprint, "normalize": self.normalize}
-        write_index(Path(folder), self.index, self._listed(), **about)
+        about = {"model": model or scorer.name, "fingerprint": scorer.fingerprint, "probes": scorer.probes.to_dict()}
+        write_index(Path(folder), self.index, self._listed(), **about, normalize=self.normalize)
 
     @classmethod
-    def load(cls, folder: str | Path, explainer: Explainer | None = None, **options: Any) -> FaissRetriever:
+    def load(cls, folder: str | Path, explainer: Explainer | None = None, **options: Any) -> Self:
         """What `save` wrote. Without an explainer, one is made for the model that the index was built with."""
         folder = Path(folder)
         manifest = read_manifest(folder)
         explainer = Explainer(manifest["model"]) if explainer is None else explainer
-        if explainer.scorer.fingerprint != manifest["fingerprint"]:
+        scorer, built_with = explainer.scorer, Probes.from_dict(manifest["probes"])
+        is_same = scorer.fingerprint == manifest["fingerprint"]
+        if not is_same or not scorer.probes.distance(built_with) <= scorer.tolerance:
             raise InvalidInput(
-                f"the index in {folder} was built with {manifest['model']}, whose weights or settings differ "
-                f"from those of {explainer.scorer.name}: use that model, or build the index again"
+                f"the index in {folder} was built with {manifest['model']}, whose weights, settings or "
+                f"embeddings differ from those of {scorer.name}: use that model, or build the index again"
             )
         index, rows = read_index(folder, manifest["documents"])
         documents = {row: document.text for row, document in rows.items()}
@@ -223,15 +219,15 @@ def _look_up(values: Lookup[T] | None, row: int) -> T | None:
         return None
 
 
+def _check_ids(ids: Lookup[str] | None) -> None:
+    """Refuse ids that are not strings; what a function gives is not known before it is called."""
+    if ids is not None and not callable(ids):
+        for name in ids.values() if isinstance(ids, Mapping) else ids:
+            if name is not None:
+                check_id(name)
+
+
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     scaled: NDArray[np.float32] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
     return scaled
-
-
-def _is_exact(index: Any) -> bool:
-    """Whether the index compares the vectors it was given, whatever stands in front of them."""
-    index = faiss.downcast_index(index)
-    while type(index).__name__ in ("IndexIDMap", "IndexIDMap2"):
-        index = faiss.downcast_index(index.index)
-    return type(index).__name__ in _EXACT

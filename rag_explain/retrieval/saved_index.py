@@ -1,11 +1,9 @@
 """A FAISS index in a folder, with its documents and the model that they belong to. Nothing is pickled.
 
-manifest.json     format, version, model, fingerprint, whether queries are normalised, how many documents
+manifest.json     format, version, model, fingerprint, probes, whether queries are normalised, how many documents
 documents.jsonl   one line per row: row, id, text, the span of the caller's text in it, metadata
 index.faiss       FAISS's own file
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Mapping
@@ -13,31 +11,33 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rag_explain.errors import FormatError, InvalidInput
+from rag_explain.errors import FormatError, InvalidInput, in_words
 from rag_explain.results.serialization import to_json, to_plain
 from rag_explain.retrieval.adapter import RetrievedDocument
 from rag_explain.texts.passage import Passage
 
-_FORMAT, _VERSION = "rag_explain.faiss", 1
+_FORMAT, _VERSION = "rag_explain.faiss", 2
 _INDEX, _DOCUMENTS, _MANIFEST = "index.faiss", "documents.jsonl", "manifest.json"
 
 
 def write_index(folder: Path, index: Any, rows: Mapping[int, RetrievedDocument], **about: Any) -> None:
-    """Write index, documents by row, and a manifest that says this about them.
+    """Write index, documents by row, and a manifest that says this about them, for their owner's eyes only.
 
     What was there is replaced once all is written; the manifest comes last, so that a folder that has one is whole.
     """
     import faiss
 
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest = {"format": _FORMAT, "version": _VERSION, **about, "documents": len(rows)}
-    with TemporaryDirectory(prefix=".", dir=folder) as fresh:
-        with Path(fresh, _DOCUMENTS).open("w", encoding="utf-8") as file:
-            file.writelines(f"{to_json(_to_dict(row, document))}\n" for row, document in rows.items())
-        faiss.write_index(index, str(Path(fresh, _INDEX)))
-        Path(fresh, _MANIFEST).write_text(to_json(manifest), encoding="utf-8")
-        for name in (_DOCUMENTS, _INDEX, _MANIFEST):
-            Path(fresh, name).replace(folder / name)
+    with in_words(InvalidInput, f"the index cannot be written to {folder}", ": give a folder, or a path for a new one"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        manifest = {"format": _FORMAT, "version": _VERSION, **about, "documents": len(rows)}
+        with TemporaryDirectory(prefix=".", dir=folder) as fresh:  # readable by its owner only
+            with Path(fresh, _DOCUMENTS).open("w", encoding="utf-8") as file:
+                file.writelines(f"{to_json(_to_dict(row, document))}\n" for row, document in rows.items())
+            faiss.write_index(index, str(Path(fresh, _INDEX)))
+            Path(fresh, _MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+            for name in (_DOCUMENTS, _INDEX, _MANIFEST):
+                Path(fresh, name).chmod(0o600)
+                Path(fresh, name).replace(folder / name)
 
 
 def read_index(folder: Path, count: int) -> tuple[Any, dict[int, RetrievedDocument]]:
@@ -61,10 +61,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidInput(f"there is no index in {folder}: make one with  rag-explain index FILE") from None
+    except PermissionError as error:
+        raise InvalidInput(f"the index in {folder} may not be read by this user: {error.strerror}") from error
     except (OSError, ValueError) as error:
         raise FormatError(f"the index in {folder} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT or manifest.get("version") != _VERSION:
         raise FormatError(f"{folder / _MANIFEST} was not written by this version: build the index again")
+    if not manifest.keys() >= {"model", "fingerprint", "normalize", "documents"}:
+        raise FormatError(f"the index in {folder} is damaged: its manifest is not whole")
     return manifest
 
 

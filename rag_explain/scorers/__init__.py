@@ -1,8 +1,40 @@
-"""What people rank by: each kind of model behind one interface."""
+"""What people rank by: each kind of model behind one interface. `resolve` alone asks what kind a model is."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rag_explain.encoder import loading
+from rag_explain.encoder.model import Encoder
+from rag_explain.errors import InvalidInput, UnsupportedModel, in_words
 from rag_explain.scorers.base import Scorer
-from rag_explain.scorers.resolve import resolve
+from rag_explain.scorers.bi_encoder import BiEncoder
+from rag_explain.scorers.checks import check_encoding, check_similarity
+from rag_explain.scorers.multi_vector import MultiVector
+
+if TYPE_CHECKING:
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 __all__ = ["Scorer", "resolve"]
+
+
+@in_words(UnsupportedModel, "this model cannot be explained", ": use another model, or load this one another way")
+def resolve(model: str | Path | SentenceTransformer | MultiVectorEncoder | Scorer, device: str | None = None) -> Scorer:
+    """The scorer of a name, a folder or a loaded model; a scorer is its own."""
+    if isinstance(model, Scorer):
+        if device is not None:
+            raise InvalidInput("a scorer stays on its device: give the model itself to choose another")
+        return model
+    from sentence_transformers import MultiVectorEncoder
+
+    loaded, name = loading.load(model, device)
+    # A MultiVectorEncoder has all of a SentenceTransformer that an Encoder reads, but for the embedding.
+    encoder = Encoder(cast("SentenceTransformer", loaded), name=name, device=device)
+    if isinstance(loaded, MultiVectorEncoder):
+        scorer: Scorer = MultiVector(encoder, loaded)
+    else:
+        scorer = BiEncoder(encoder)
+        check_similarity(scorer, encoder)
+    check_encoding(scorer)
+    return scorer

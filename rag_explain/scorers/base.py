@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.encoder.batch import Batch
+from rag_explain.encoder.probing import tolerance
 from rag_explain.errors import InvalidInput
+from rag_explain.probes import TEXTS, Probes
 from rag_explain.results.notices import Notice
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Role
@@ -26,10 +29,8 @@ class Scorer(ABC):
     """One kind of model, bound to a model. What a kind does not offer is refused in words, by the kind itself.
 
     Attributes:
-        name: what the model is called, for people.
         measure: what the score is: "cosine", "dot", "MaxSim", "logit" and so on; all that a view needs to label it.
-        methods: what can split this score, by name or as a class of `rag_explain.methods.Method`; the first is the
-            default.
+        methods: what can split this score, by name or as a subclass of `Method`; the first is the default.
         notices: what every explanation of this scorer must say.
     """
 
@@ -37,11 +38,22 @@ class Scorer(ABC):
     measure: str
     methods: tuple[Any, ...]
     notices: tuple[Notice, ...] = ()
+    tolerance: float = 1e-4  # what may be rounding in `probes`, on another machine say, as a share of their size
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """The model's identity: factors and indexes of another fingerprint are not this model's."""
+
+    @property
+    def probes(self) -> Probes:
+        """What the model computes for the probes: its identity by behaviour, where the fingerprint cannot tell."""
+        return Probes.of([self.score(TEXTS[0], TEXTS)])
+
+    @property
+    def own_probes(self) -> Probes:
+        """The same by the model's own public functions, as it was loaded."""
+        return self.probes
 
     @abstractmethod
     def read(self, passages: Sequence[Passage], role: Role) -> Batch:
@@ -96,10 +108,29 @@ class EncoderScorer(Scorer):
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self.name = encoder.name
+        self.tolerance = tolerance(encoder.dtype)
+        self._probes = lru_cache(maxsize=1)(self._probed)
 
     @property
     def fingerprint(self) -> str:
         return self._encoder.fingerprint
+
+    @property
+    def probes(self) -> Probes:
+        return self._probes(self.fingerprint)
+
+    @property
+    def own_probes(self) -> Probes:
+        return self._encoder.observed.probes
+
+    def _probed(self, fingerprint: str) -> Probes:
+        """In the order of `own_probes`. The fingerprint is there for the cache."""
+        with self.computing():
+            return Probes.of(one for role in get_args(Role) for one in self.probe_vectors(role))
+
+    @abstractmethod
+    def probe_vectors(self, role: Role) -> Iterable[NDArray[np.float32]]:
+        """What is computed here for each probe in this role, in the form in which the model's own functions give it."""
 
     @property
     def device(self) -> str:

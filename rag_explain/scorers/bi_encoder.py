@@ -1,8 +1,7 @@
 """A bi-encoder: one embedding per text, compared by cosine or dot product."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
+from rag_explain.probes import TEXTS
 from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.scorers.base import EncoderScorer
 from rag_explain.texts.passage import Passage
@@ -37,15 +37,20 @@ class BiEncoder(EncoderScorer):
         return self._encoder
 
     def score(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:
-        asked = self.embed([query], "query")[0].astype(np.float64)
-        found = self.embed(documents, "document").astype(np.float64)
-        norms: NDArray[np.float64] = np.ones(len(found))
-        if self.measure == "cosine":
-            norms = np.linalg.norm(found, axis=1) * float(np.linalg.norm(asked))
+        return self.compare(self.embed([query], "query")[0], self.embed(documents, "document"))
+
+    def compare(self, query: NDArray[Any], documents: NDArray[Any]) -> NDArray[np.float64]:
+        """(D,): the score of a query's vector (e,) and the documents' (D, e)."""
+        asked, found = query.astype(np.float64), documents.astype(np.float64)
+        is_cosine = self.measure == "cosine"
+        norms = np.linalg.norm(found, axis=1) * float(np.linalg.norm(asked)) if is_cosine else np.ones(len(found))
         return pairing.scores(asked, found, np.maximum(norms, np.finfo(np.float32).tiny))
 
     def embed(self, passages: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
         return self._encoder.embed(passages, role)
+
+    def probe_vectors(self, role: Role) -> Iterable[NDArray[np.float32]]:
+        return [self.embed([text], role)[0] for text in TEXTS]
 
     def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The last block's vectors, scaled to length one; those of words are compared."""

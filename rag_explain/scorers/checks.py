@@ -1,15 +1,17 @@
 """Is a model read and run as a method needs it? Checked when an Explainer is made, and by the doctor."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
-import torch
+import numpy as np
 
 from rag_explain.encoder.model import Encoder
+from rag_explain.encoder.probing import tolerance
 from rag_explain.errors import UnsupportedModel
+from rag_explain.probes import TEXTS
+from rag_explain.scorers.base import Scorer
+from rag_explain.scorers.bi_encoder import BiEncoder
 
-PROBE = "Why was this short text found?"
+PROBE = TEXTS[0]
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,32 @@ class Finding:
     ok: bool = True
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """What may be rounding in this precision, as a share of an embedding; a wrong rule misses by far more."""
-    return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
+def check_encoding(scorer: Scorer) -> None:
+    """Refuse a model that is not computed here as its own `encode_query` and `encode_document` compute it."""
+    here, own = scorer.probes, scorer.own_probes
+    if scorer.measure == "cosine":  # a model that divides by the length afterwards compares the same directions
+        here, own = here.directions(), own.directions()
+    miss = here.distance(own)
+    if not miss <= scorer.tolerance:
+        raise UnsupportedModel(
+            f"{scorer.name} itself encodes a short text otherwise than its modules do one after the other (off by "
+            f"{miss:.1%}): remove the hook, wrapper or override that changes it, or use another model"
+        )
+
+
+def check_similarity(scorer: BiEncoder, encoder: Encoder) -> None:
+    """Refuse a model whose own `similarity` is not the cosine or inner product that is explained."""
+    vectors = np.stack(encoder.observed.probes.values)
+    queries, documents = np.split(vectors, 2)
+    own = np.stack([scorer.compare(query, documents) for query in queries])
+    if (
+        not scorer.notices
+        and not np.abs(own - encoder.observed.similarities).max() <= tolerance(encoder.dtype) * np.abs(own).max()
+    ):
+        raise UnsupportedModel(
+            f"the `similarity` of {scorer.name} is not the {scorer.measure} that its name promises: "
+            "remove the override, or set similarity_fn_name to 'cosine' or 'dot'"
+        )
 
 
 def check_route(encoder: Encoder, layer: int) -> None:
@@ -38,6 +63,8 @@ def check_route(encoder: Encoder, layer: int) -> None:
     hidden, plain = encoder.hidden(alone, layer)
     ids = alone.features["input_ids"].clone()
     words = [index for index, token in enumerate(alone.tokens[0]) if token.part == "text"]
+    if not words:
+        raise UnsupportedModel("the model's prompt and special tokens leave no room for a text: raise max_seq_length")
     ids[0, alone.positions(0)[words]] = int(ids[0, alone.positions(0)[words[0]]])  # one word, again and again
     other = replace(alone, features={**alone.features, "input_ids": ids})
     moved = encoder.run(other, lambda block, value: hidden if block == layer else value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
 from rag_explain.errors import InvalidInput, UnsupportedModel
+from rag_explain.probes import TEXTS
 from rag_explain.scorers.base import EncoderScorer
 from rag_explain.texts.passage import Passage, as_passages
 from rag_explain.texts.tokens import Role
@@ -44,12 +45,15 @@ class MultiVector(EncoderScorer):
         """MaxSim by the model's own `encode_query`, `encode_document` and `similarity`."""
         strings = [passage.string for passage in as_passages(documents)]
         asked, found = self._model.encode_query([query]), self._model.encode_document(strings)
-        similarity = self._model.similarity(asked, found)
-        result: NDArray[np.float64] = torch.as_tensor(similarity)[0].cpu().numpy().astype(np.float64)
-        return result
+        similarity = torch.as_tensor(self._model.similarity(asked, found))
+        return similarity[0].cpu().numpy().astype(np.float64)
 
     def embed(self, passages: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
         raise InvalidInput(f"{self.name} gives one vector per token: an index of one vector per text cannot hold them")
+
+    def probe_vectors(self, role: Role) -> Iterable[NDArray[np.float32]]:
+        found = (self.token_vectors(self.read([passage], role)) for passage in as_passages(TEXTS))
+        return [vectors[is_scored].float().cpu().numpy() for vectors, is_scored in found]
 
     def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The model's own token vectors; those that it scores are compared."""

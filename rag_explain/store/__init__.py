@@ -3,8 +3,6 @@
 `Store("folder")` is what `Explainer(store="folder")` opens; `Store()` keeps factors in memory only.
 """
 
-from __future__ import annotations
-
 from rag_explain.store.key import factors_key
 from rag_explain.store.store import KeptFactors, NewFactors, Store
 

@@ -1,7 +1,7 @@
 """Factors as bytes, and back: a fixed header, JSON for tokens and settings, plain arrays, a checksum.
 
-    header     magic, version, precision, flags, shape, lengths, norm, error, the key
-    about      JSON: tokens, role, method, settings, fingerprint, unit, references
+    header     magic, version, precision, shape, lengths, norm, error, the key
+    about      JSON: tokens, notices, role, method, settings, fingerprint, unit, references
     payload    for int8 scales (n,) fp16; rows (n, h); in fp32 rest (h,), embedding (h,)
     checksum   XXH3-128 over all of the above
 
@@ -10,12 +10,10 @@ unpickled, and whatever does not add up is a `FormatError`, which a store treats
 not forgery: a program that can write to a store can write wrong factors with a right checksum.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import xxhash
@@ -23,32 +21,29 @@ from numpy.typing import NDArray
 
 from rag_explain.errors import FormatError, InvalidInput, StoreError
 from rag_explain.factors import Array, Factors
+from rag_explain.results.serialization import read_notices, write_notices
 from rag_explain.store.key import KEY_BYTES
 from rag_explain.texts.tokens import Part, Role, Token, Unit
-
-T = TypeVar("T")
 
 Precision = Literal["fp32", "fp16", "int8"]
 
 MAX_BYTES = 256 * 2**20  # of one row: a text of 32k tokens with 1024 dimensions in fp32 takes half of it
 _MAGIC = b"RXF1"
-_VERSION = 2
+_VERSION = 3
 _PRECISIONS: tuple[Precision, ...] = get_args(Precision)  # a header has the number of one of them
-_ITEM_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
-_HEADER = struct.Struct(f"<4sHBBIIIh2x2d{KEY_BYTES}s")
+_ITEMS: dict[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "int8": np.dtype(np.int8)}
+_HEADER = struct.Struct(f"<4sHBxIIIh2x2d{KEY_BYTES}s")
 _CHECKSUM = 16
 _MAX_SHIFT = 100  # powers of two up to here are exact in float32, and so is what they multiply
-_PARTS = frozenset(get_args(Part))
-_ROLES = frozenset(get_args(Role))
-_UNITS = frozenset(get_args(Unit))
 _COLUMNS = ("text", "start", "end", "part", "piece")  # of the tokens, in the order of their fields
+# The other fields in the JSON, and their types.
+_FIELDS = {"role": str, "method": str, "settings": dict, "fingerprint": str, "unit": str, "references": dict | None}
 
 
 class _Header(NamedTuple):
     magic: bytes
     version: int
     code: int  # of the precision
-    truncated: int
     n: int
     h: int
     about: int  # bytes
@@ -60,6 +55,10 @@ class _Header(NamedTuple):
     @property
     def precision(self) -> Precision:
         return _PRECISIONS[self.code]
+
+    @property
+    def scales(self) -> int:  # bytes
+        return 2 * self.n if self.precision == "int8" else 0
 
 
 def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes:
@@ -78,13 +77,16 @@ def encode(key: bytes, factors: Factors, precision: Precision = "fp16") -> bytes
         embedding = factors.embedding.astype(np.float64)  # squares leave the range of float32 early
         missed = kept.sum(0, dtype=np.float64) + factors.rest - embedding
         error = float(np.linalg.norm(missed) / (np.linalg.norm(embedding) or 1.0))
-    about = json.dumps(_about(factors), separators=(",", ":")).encode("ascii")
+    columns = {f"{name}s": [getattr(token, name) for token in factors.tokens] for name in _COLUMNS}
+    fields = {name: getattr(factors, name) for name in _FIELDS}
+    notices = {"notices": write_notices(factors.notices)}
+    about = json.dumps(columns | fields | notices, separators=(",", ":"), default=dict).encode("ascii")
     about += b" " * (-len(about) % 8)  # arrays that begin at a multiple of 8 are read without a copy
     n, h = factors.rows.shape
     code = _PRECISIONS.index(precision)
-    fields = _Header(_MAGIC, _VERSION, code, factors.truncated, n, h, len(about), shift, factors.norm, error, key)
+    header = _Header(_MAGIC, _VERSION, code, n, h, len(about), shift, factors.norm, error, key)
     tail = [np.ascontiguousarray(vector, "<f4").tobytes() for vector in (factors.rest, factors.embedding)]
-    body = b"".join((_HEADER.pack(*fields), about, *packed, *tail))
+    body = b"".join((_HEADER.pack(*header), about, *packed, *tail))
     if len(body) + _CHECKSUM > MAX_BYTES:
         raise StoreError(f"factors of {len(body) >> 20} MiB are not kept: the limit is {MAX_BYTES >> 20} MiB")
     return body + xxhash.xxh3_128_digest(body)
@@ -102,14 +104,9 @@ def decode(key: bytes, data: bytes) -> Factors:
             rest=rest,
             embedding=embedding,
             norm=header.norm,
-            role=_one_of(about["role"], _ROLES),
-            method=_expect(str, about["method"]),
-            settings=_expect(dict, about["settings"]),
-            fingerprint=_expect(str, about["fingerprint"]),
-            unit=_one_of(about["unit"], _UNITS),
-            truncated=bool(header.truncated),
+            notices=read_notices(about["notices"], about),
             error=header.error,
-            references=None if about["references"] is None else _expect(dict, about["references"]),
+            **_fields(about),
         )
     except (KeyError, TypeError, ValueError, IndexError, RecursionError) as problem:
         raise FormatError(f"stored factors are damaged: {problem!r}") from problem
@@ -123,8 +120,7 @@ def _checked_header(key: bytes, data: bytes) -> _Header:
     header = _Header(*_HEADER.unpack_from(data))
     if header.magic != _MAGIC or header.version != _VERSION or header.code >= len(_PRECISIONS):
         raise FormatError(f"stored factors of another format ({header.magic!r}, {header.version}) cannot be read")
-    scales = 2 * header.n if header.precision == "int8" else 0
-    numbers = scales + header.n * header.h * _ITEM_BYTES[header.precision] + 8 * header.h
+    numbers = header.scales + header.n * header.h * _ITEMS[header.precision].itemsize + 8 * header.h
     expected = _HEADER.size + header.about + numbers + _CHECKSUM
     if expected != len(data):
         raise FormatError(f"stored factors declare {expected} bytes and are {len(data)}")
@@ -163,14 +159,11 @@ def _pack(rows: Array, precision: Precision) -> tuple[Precision, int, list[bytes
 def _numbers(data: bytes, header: _Header) -> tuple[Array, Array, Array]:
     """Rows (n, h), rest (h,) and embedding (h,). Lengths have been checked."""
     n, h, at = header.n, header.h, _HEADER.size + header.about
-    down = np.float32(2.0**-header.shift)
-    if header.precision == "int8":
-        step = np.frombuffer(data, "<f2", n, at).astype(np.float32)[:, None] * down
-        rows = np.frombuffer(data, np.int8, n * h, at + 2 * n).reshape(n, h).astype(np.float32) * step
-    elif header.precision == "fp16":
-        rows = np.frombuffer(data, "<f2", n * h, at).reshape(n, h).astype(np.float32) * down
-    else:
-        rows = np.frombuffer(data, "<f4", n * h, at).reshape(n, h).astype(np.float32, copy=False)
+    kept = np.frombuffer(data, _ITEMS[header.precision], n * h, at + header.scales).reshape(n, h)
+    rows = kept.astype(np.float32, copy=False)
+    if header.precision != "fp32":
+        scales = np.frombuffer(data, "<f2", n, at).astype(np.float32)[:, None] if header.scales else np.float32(1)
+        rows *= scales * np.float32(2.0**-header.shift)
     tail = np.frombuffer(data, "<f4", 2 * h, len(data) - _CHECKSUM - 8 * h).astype(np.float32)
     # A sum is undefined as soon as one of its terms is: one pass instead of a mask as large as the rows.
     if not (np.isfinite(rows.sum(0)).all() and np.isfinite(tail.sum())):
@@ -179,36 +172,21 @@ def _numbers(data: bytes, header: _Header) -> tuple[Array, Array, Array]:
     return rows, tail[:h], tail[h:]
 
 
-def _about(factors: Factors) -> dict[str, Any]:
-    columns = {f"{name}s": [getattr(token, name) for token in factors.tokens] for name in _COLUMNS}
-    return columns | {
-        "role": factors.role,
-        "method": factors.method,
-        "settings": dict(factors.settings),
-        "fingerprint": factors.fingerprint,
-        "unit": factors.unit,
-        "references": None if factors.references is None else dict(factors.references),
-    }
-
-
 def _tokens(about: dict[str, Any], n: int) -> tuple[Token, ...]:
     texts, starts, ends, parts, pieces = columns = [about[f"{name}s"] for name in _COLUMNS]
     if any(len(column) != n for column in columns):
         raise ValueError(f"not {n} tokens")
     if not (all(type(x) is int for x in starts + ends) and all(type(x) is str for x in texts + pieces)):
         raise TypeError("tokens of the wrong types")
-    if not _PARTS.issuperset(parts) or any(not 0 <= a <= b for a, b in zip(starts, ends, strict=True)):
+    if not set(parts).issubset(get_args(Part)) or any(not 0 <= a <= b for a, b in zip(starts, ends, strict=True)):
         raise ValueError("tokens out of range")
     return tuple(map(Token, *columns))
 
 
-def _expect(kind: type[T], value: Any) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"not a {kind.__name__}")
-    return value
-
-
-def _one_of(value: Any, allowed: frozenset[str]) -> Any:
-    if value not in allowed:
-        raise ValueError(f"{value!r} is not one of {', '.join(sorted(allowed))}")
-    return value
+def _fields(about: dict[str, Any]) -> dict[str, Any]:
+    fields = {name: about[name] for name in _FIELDS}
+    if not all(isinstance(fields[name], kind) for name, kind in _FIELDS.items()):
+        raise TypeError("fields of the wrong types")
+    if fields["role"] not in get_args(Role) or fields["unit"] not in get_args(Unit):
+        raise ValueError("an unknown role or unit")
+    return fields

@@ -3,8 +3,6 @@
 A row is on disk when `put` returns. Deleted bytes are overwritten with zeros.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 import time
@@ -27,12 +25,9 @@ _BYTES_IN_USE = (
 
 
 class Disk(Tier):
-    """Rows in `folder`/factors.sqlite.
+    """Rows in `folder`/factors.sqlite. Those used longest ago go when the file would grow beyond `max_bytes`.
 
-    Args:
-        max_bytes: the rows that were used longest ago go when the file would grow beyond this.
-        timeout: seconds to wait for other processes' writes.
-        readonly: open only to read: nothing is made or changed in the folder.
+    `timeout` is in seconds, for other processes' writes. With `readonly` nothing is made or changed in the folder.
     """
 
     name = "disk"
@@ -54,16 +49,15 @@ class Disk(Tier):
         found = self._get(keys)
         with self._lock:
             if len(self._touched) < _TOUCHES:
-                self._touched |= dict.fromkeys(found, _now())
+                self._touched |= dict.fromkeys(found, int(time.time() * 1000))
         return found
 
     def put(self, rows: Sequence[Row]) -> None:
         """Write the rows in one transaction."""
 
         def insert(connection: sqlite3.Connection) -> None:
-            now = _now()
             connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", [(row.key, row.data) for row in rows])
-            uses = [(row.key, now, len(row.data)) for row in rows]
+            uses = [(row.key, int(time.time() * 1000), len(row.data)) for row in rows]
             connection.executemany("INSERT OR REPLACE INTO uses VALUES (?, ?, ?)", uses)
             owned = [(owner, row.key) for row in rows for owner in row.owners]
             connection.executemany("INSERT OR IGNORE INTO documents VALUES (?, ?)", owned)
@@ -90,18 +84,23 @@ class Disk(Tier):
         """Erase these rows, and any file that was set aside: it might hold them too."""
 
         def erase(connection: sqlite3.Connection) -> None:
+            self._touch(connection)  # these keys are not remembered either
             _delete(connection, keys, "rows", "uses", "documents")
             connection.executemany("DELETE FROM documents WHERE owner = ?", [(owner,) for owner in owners])
             connection.execute("UPDATE epoch SET value = random()")
 
         self._file.write(erase)
-        with self._lock:
-            for key in keys:
-                self._touched.pop(key, None)
         self._file.set_aside.unlink(missing_ok=True)
         left = self.has(list(keys)) | self.owned_by(owners)
         if left:
             raise StoreError(f"{len(left)} rows came back while they were being erased: forget them again")
+
+    def probes(self, fingerprint: str) -> list[bytes]:
+        return self._select("SELECT data FROM models WHERE fingerprint = ?", [fingerprint])
+
+    def add_probes(self, fingerprint: str, name: str, data: bytes) -> None:
+        insert = "INSERT OR IGNORE INTO models VALUES (?, ?, ?)"
+        self._file.write(lambda connection: connection.execute(insert, (fingerprint, name, data)))
 
     def epoch(self) -> object:
         """Something that changes whenever a process forgets anything here, and when the file begins anew."""
@@ -110,7 +109,8 @@ class Disk(Tier):
     def prune(self, max_bytes: int) -> int:
         """Drop the rows that were used longest ago, and give the space back to the filesystem; how many went."""
         gone = self._file.write(lambda connection: _evict(connection, max_bytes))
-        self._file.give_back()
+        # Not execute: it would take one step of a statement that frees one page per step.
+        self._file.write(lambda connection: connection.executescript("PRAGMA incremental_vacuum"))
         return gone
 
     def scan(self) -> Iterator[Row]:
@@ -154,7 +154,7 @@ class Disk(Tier):
 
         return self._file.read(select)
 
-    def _select(self, statement: str, values: Iterable[bytes]) -> list[bytes]:
+    def _select(self, statement: str, values: Iterable[bytes | str]) -> list[bytes]:
         """What a SELECT of one column finds for each of these values."""
         return self._file.read(lambda c: [found for value in values for (found,) in c.execute(statement, [value])])
 
@@ -191,7 +191,3 @@ def _evict(connection: sqlite3.Connection, max_bytes: int) -> int:
         _delete(connection, oldest, "rows", "uses", "documents")
         gone += len(oldest)
     return gone
-
-
-def _now() -> int:
-    return int(time.time() * 1000)

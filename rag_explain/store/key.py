@@ -5,8 +5,6 @@ miss and never a wrong answer. Fields are hashed with their lengths: no two diff
 same bytes.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -24,14 +22,11 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 def factors_key(
     text: str | Passage, *, role: Role, fingerprint: str, method: str, settings: Mapping[str, Any], precision: str
 ) -> bytes:
-    """The 32-byte key of one text's factors.
+    """The 32-byte key of one text's factors, kept in `precision`.
 
-    Args:
-        text: the exact string that goes into the encoder, and where the caller's own text begins and ends in it: the
-            tokens' offsets point there.
-        fingerprint: of the encoder: weights, tokenizer, pooling, prompts, maximum length.
-        settings: of the method; plain data that JSON can hold.
-        precision: in which the factors are kept.
+    `text` is the exact string that goes into the encoder, and where the caller's own text begins and ends in it: the
+    tokens' offsets point there. The fingerprint is what `Store.identify` calls the model; the settings, the method's,
+    are plain data.
     """
     passage = text if isinstance(text, Passage) else Passage(text)
     try:

@@ -3,21 +3,16 @@
 Each device keeps up to a limit of bytes and drops what was used longest ago.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakValueDictionary
 
 from rag_explain.factors import Factors
 from rag_explain.pairing import Placed
-
-if TYPE_CHECKING:
-    import torch
 
 DEFAULT_MEMORY_BYTES = 2**29
 
@@ -30,17 +25,13 @@ class _Slot:
 
 
 class Memory:
-    """Placed factors by key, with the documents that own them.
-
-    Args:
-        max_bytes: per device ("cpu", "cuda", "cuda:1"); one number is the limit of every device.
-    """
+    """Placed factors by key, with the documents that own them; one number for `max_bytes` is every device's limit."""
 
     def __init__(self, max_bytes: int | Mapping[str, int] = DEFAULT_MEMORY_BYTES) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._slots: OrderedDict[bytes, _Slot] = OrderedDict()  # of all devices; the last was used last
-        self._bytes: dict[str, int] = {}  # by device
+        self._bytes: Counter[str] = Counter()  # by device
 
     def get(self, keys: Iterable[bytes], device: str = "cpu") -> dict[bytes, Placed]:
         """Those of the keys that are here, on `device` or, where that had no room, on the CPU."""
@@ -66,7 +57,7 @@ class Memory:
             self._drop(key)
             if placed.nbytes <= limit:
                 self._slots[key] = _Slot(placed, device, set(owners))
-                self._bytes[device] = self._bytes.get(device, 0) + placed.nbytes
+                self._bytes[device] += placed.nbytes
                 self._evict(device, limit)
         return placed
 
@@ -120,22 +111,17 @@ class Memory:
         import torch
 
         placed = Placed.on_host(factors)
-        if device == "cpu":
-            return placed, device
-        try:
-            return Placed(factors, to_device(placed.block, device)), device
-        except torch.OutOfMemoryError:
-            with self._lock:
-                self._evict(device, self._bytes.get(device, 0) // 2)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        try:
-            return Placed(factors, to_device(placed.block, device)), device
-        except torch.OutOfMemoryError:
-            return placed, "cpu"
+        with suppress(torch.OutOfMemoryError):
+            return Placed(factors, placed.block.to(device)), device
+        with self._lock:
+            self._evict(device, self._bytes[device] // 2)
+        torch.cuda.empty_cache()
+        with suppress(torch.OutOfMemoryError):
+            return Placed(factors, placed.block.to(device)), device
+        return placed, "cpu"
 
     def _evict(self, device: str, limit: int) -> None:
-        while self._bytes.get(device, 0) > limit:
+        while self._bytes[device] > limit:
             self._drop(next(key for key, slot in self._slots.items() if slot.device == device))
 
     def _drop(self, key: bytes) -> None:
@@ -144,17 +130,12 @@ class Memory:
             self._bytes[slot.device] -= slot.placed.nbytes
 
 
-def to_device(block: torch.Tensor, device: str) -> torch.Tensor:
-    """The block on `device`, which may be full: `torch.OutOfMemoryError`."""
-    return block.to(device)
-
-
+@dataclass(eq=False)
 class Build:
     """One key that threads want built: the lock of the one that builds it, and what it built, for those that wait."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.result: Any = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    result: Any = None
 
 
 class Builds:

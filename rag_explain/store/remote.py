@@ -5,20 +5,22 @@ place that is down or slow costs one timeout; then it is not asked for a while, 
 
     factors/<key>              "RXO1", how many owners, the owners, the row
     documents/<owner>/<key>    an empty mark: this document owns that row
+    models/<fingerprint>/<name>    what a model computes for the probes
 """
-
-from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
-from rag_explain.errors import MissingExtra, StoreError
+from rag_explain.errors import StoreError, import_extra, in_words
 from rag_explain.store.codec import MAX_BYTES
 from rag_explain.store.tier import OWNER_BYTES, Row, Tier
 
@@ -26,6 +28,7 @@ T = TypeVar("T")
 
 _ROWS = "factors/"
 _MARKS = "documents/"
+_MODELS = "models/"
 _MAGIC = b"RXO1"
 _PAUSE = 60.0  # seconds during which a place that failed is not asked again
 
@@ -51,23 +54,22 @@ class Objects(Protocol):
 
 
 class Bucket(Objects):
-    """`Objects` in a bucket or a folder: s3://, gs://, az://, file://, memory://. Needs the extra `remote`.
+    """`Objects` in a bucket or a folder, and a prefix in it: s3://, gs://, az://, file://, memory://. Extra: `remote`.
 
-    Args:
-        url: the bucket and a prefix in it. Credentials come from the environment, as obstore documents.
-        options: passed on to `obstore.store.from_url`.
+    Credentials come from the environment, or as options of `obstore.store.from_url`. A folder is made for its owner
+    only, where there is none; without `make` it is refused.
     """
 
-    def __init__(self, url: str, **options: Any) -> None:
-        try:
-            import obstore
-            from obstore.store import from_url
-        except ImportError as error:
-            raise MissingExtra("obstore", "remote") from error
-        if url.startswith("file://"):
-            options.setdefault("mkdir", True)
-        self._obstore = obstore
-        self._store = from_url(url, **options)
+    def __init__(self, url: str, *, make: bool = True, **options: Any) -> None:
+        self._obstore = import_extra("obstore", "obstore", "remote")
+        stores = import_extra("obstore.store", "obstore", "remote")
+        with in_words(StoreError, f"the remote store {url!r} cannot be opened", ": give s3://, gs://, az://, file://"):
+            folder = Path(url2pathname(urlsplit(url).path)) if url.startswith("file://") else None
+            if folder is not None and make:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            elif folder is not None and not folder.is_dir():
+                raise StoreError(f"there is no store at {url}")
+            self._store = stores.from_url(url, **options)
 
     def has(self, names: Sequence[str]) -> set[str]:
         """Those that exist, by their heads alone."""
@@ -114,46 +116,41 @@ def _together(calls: Iterable[Awaitable[T]]) -> list[T]:
     return asyncio.run(gathered())
 
 
+@dataclass(eq=False)
 class Remote(Tier):
-    """A tier over `Objects`: every call has a deadline, and after a failure the place is not asked for a while.
+    """A tier over `Objects`: every call has a deadline, and after a failure the place is not asked for a while."""
 
-    Args:
-        timeout: seconds that a lookup may take before the document is computed here instead.
-        patience: seconds that a write, an erasure or a listing may take.
-        readonly: never write or delete an object.
-    """
-
+    objects: Objects
+    _: KW_ONLY
+    timeout: float = 2.0  # seconds that a lookup may take before the document is computed here instead
+    patience: float = 60.0  # seconds that a write, an erasure or a listing may take
+    readonly: bool = False  # never write or delete an object
     name = "remote"
-
-    def __init__(
-        self, objects: Objects, *, timeout: float = 2.0, patience: float = 60.0, readonly: bool = False
-    ) -> None:
-        self.readonly = readonly
-        self._objects = objects
-        self._timeout = timeout
-        self._patience = patience
-        self._resume = 0.0
+    _resume = 0.0  # when the place may be asked again
 
     def has(self, keys: Sequence[bytes]) -> set[bytes]:
         names = {_ROWS + key.hex(): key for key in keys}
-        return {names[name] for name in self._ask(lambda: self._existing(list(names)), self._timeout)}
+        return {names[name] for name in self._ask(lambda: self._existing(list(names)), seconds=self.timeout)}
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Row]:
         names = {_ROWS + key.hex(): key for key in keys}
-        found = self._ask(lambda: dict(self._objects.get(list(names))), self._timeout)
+        found = self._ask(lambda: dict(self.objects.get(list(names))), seconds=self.timeout)
         return {names[name]: _unwrap(names[name], data) for name, data in found.items()}
 
     def put(self, rows: Sequence[Row]) -> None:
         """Write the rows; first the marks, so that no row is ever there that cannot be forgotten."""
         marks = {f"{_MARKS}{owner.hex()}/{row.key.hex()}": b"" for row in rows for owner in row.owners}
-        data = {_ROWS + row.key.hex(): _wrap(row) for row in rows}
+        data = {
+            _ROWS + row.key.hex(): b"".join((_MAGIC, len(row.owners).to_bytes(4, "little"), *row.owners, row.data))
+            for row in rows
+        }
 
         def write() -> None:
             if marks:
-                self._objects.put(marks)
-            self._objects.put(data)
+                self.objects.put(marks)
+            self.objects.put(data)
 
-        self._ask(write, self._patience)
+        self._ask(write)
 
     def link(self, links: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
         """Write new marks, and the rows again with all of their owners."""
@@ -167,10 +164,10 @@ class Remote(Tier):
             self.put(changed)
 
     def delete(self, key: bytes) -> None:
-        self._ask(lambda: self._objects.delete([_ROWS + key.hex()]), self._patience)
+        self._ask(lambda: self.objects.delete([_ROWS + key.hex()]))
 
     def owned_by(self, owners: Sequence[bytes]) -> set[bytes]:
-        marks = self._insist(lambda: self._marks(owners), self._patience)
+        marks = self._ask(lambda: self._marks(owners), insist=True)
         return {bytes.fromhex(name.rpartition("/")[2]) for name in marks}
 
     def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
@@ -179,38 +176,46 @@ class Remote(Tier):
         rows = [_ROWS + key.hex() for key in keys]
 
         def erase() -> None:
-            self._objects.delete(rows)
+            self.objects.delete(rows)
             if self._existing(rows):
                 raise StoreError("objects were still there after they were deleted")
-            self._objects.delete(self._marks(owners))  # last: with its marks, a row that is left can be found again
+            self.objects.delete(self._marks(owners))  # last: with its marks, a row that is left can be found again
 
-        self._insist(erase, self._patience)
+        self._ask(erase, insist=True)
 
     def _marks(self, owners: Sequence[bytes]) -> list[str]:
-        return [name for owner in owners for name in self._objects.names(f"{_MARKS}{owner.hex()}/")]
+        return [name for owner in owners for name in self.objects.names(f"{_MARKS}{owner.hex()}/")]
 
     def _existing(self, names: Sequence[str]) -> set[str]:
-        has: Callable[[Sequence[str]], set[str]] | None = getattr(self._objects, "has", None)
-        return set(self._objects.get(names)) if has is None else has(names)
+        has: Callable[[Sequence[str]], Iterable[str]] = getattr(self.objects, "has", self.objects.get)
+        return set(has(names))
+
+    def probes(self, fingerprint: str) -> list[bytes]:
+        def read() -> list[bytes]:
+            return list(self.objects.get(list(self.objects.names(f"{_MODELS}{fingerprint}/"))).values())
+
+        return self._ask(read, seconds=self.timeout)
+
+    def add_probes(self, fingerprint: str, name: str, data: bytes) -> None:
+        self._ask(lambda: self.objects.put({f"{_MODELS}{fingerprint}/{name}": data}))
 
     def scan(self) -> Iterator[Row]:
-        for name in self._insist(lambda: list(self._objects.names(_ROWS)), self._patience):
-            key = bytes.fromhex(name.removeprefix(_ROWS))
-            found = self._insist(partial(self._objects.get, [name]), self._patience)
-            yield _unwrap(key, found.get(name, b""))
+        for name in self._ask(lambda: list(self.objects.names(_ROWS)), insist=True):
+            found = self._ask(partial(self.objects.get, [name]), insist=True)
+            yield _unwrap(bytes.fromhex(name.removeprefix(_ROWS)), found.get(name, b""))
 
     def info(self) -> dict[str, Any]:
-        rows = self._insist(lambda: sum(1 for _ in self._objects.names(_ROWS)), self._patience)
-        return {"objects": type(self._objects).__name__, "rows": rows}
+        rows = self._ask(lambda: sum(1 for _ in self.objects.names(_ROWS)), insist=True)
+        return {"objects": type(self.objects).__name__, "rows": rows}
 
-    def _ask(self, call: Callable[[], T], seconds: float) -> T:
-        """`call`, unless the place failed a moment ago."""
-        if time.monotonic() < self._resume:
+    def _ask(self, call: Callable[[], T], *, seconds: float | None = None, insist: bool = False) -> T:
+        """`call` in a thread that is given up after `seconds`: a place that hangs must not hang the host.
+
+        A place that failed a moment ago is not asked again, unless `insist`.
+        """
+        if time.monotonic() < self._resume and not insist:
             raise StoreError("the remote store failed a moment ago and is left alone for now")
-        return self._insist(call, seconds)
-
-    def _insist(self, call: Callable[[], T], seconds: float) -> T:
-        """`call` in a thread that is given up after `seconds`: a place that hangs must not hang the host."""
+        seconds = self.patience if seconds is None else seconds
         future: Future[T] = Future()
 
         def run() -> None:
@@ -221,18 +226,14 @@ class Remote(Tier):
 
         # Not a pool's thread, which the interpreter would wait for at its end.
         threading.Thread(target=run, name="rag_explain.remote", daemon=True).start()
-        wait([future], seconds)
-        error = future.exception(0) if future.done() else TimeoutError(f"no answer within {seconds:g} s")
-        if error is not None:
+        try:
+            answer = future.result(seconds)
+        except Exception as error:
             self._resume = time.monotonic() + _PAUSE
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise StoreError(f"the remote store failed: {reason}") from error
+            reason = str(error).partition("\n")[0] if future.done() else f"no answer within {seconds:g} s"
+            raise StoreError(f"the remote store failed: {reason or type(error).__name__}") from error
         self._resume = 0.0
-        return future.result()
-
-
-def _wrap(row: Row) -> bytes:
-    return b"".join((_MAGIC, len(row.owners).to_bytes(4, "little"), *row.owners, row.data))
+        return answer
 
 
 def _unwrap(key: bytes, data: bytes) -> Row:

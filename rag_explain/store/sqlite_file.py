@@ -5,21 +5,20 @@ The file lies in a folder of its own and is readable by its owner only. It is op
 (set aside), and a new one begun: what it held can be computed again.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
 from filelock import FileLock
 
-from rag_explain.errors import StoreError
+from rag_explain.errors import StoreError, in_words
 from rag_explain.store.codec import MAX_BYTES
 
 T = TypeVar("T")
@@ -27,11 +26,10 @@ T = TypeVar("T")
 log = logging.getLogger("rag_explain.store")
 
 _APPLICATION_ID = 0x52584631  # "RXF1"
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _FILE = "factors.sqlite"
 _SET_ASIDE = "factors.sqlite.damaged"
 _LOCK = "factors.lock"
-_PAGE = 16_384
 _READ_PATIENCE = 2.0  # seconds: after that, computing the factors is quicker than waiting for them
 _PAUSE = 10.0  # seconds for which a file that stayed locked is not read again
 _NAP = 0.015  # seconds between two attempts at a locked file: SQLite's own naps grow, and miss the gaps
@@ -42,8 +40,19 @@ _SCHEMA = {
     "uses_by_age": "CREATE INDEX uses_by_age ON uses (used)",
     "documents": "CREATE TABLE documents (owner BLOB, key BLOB, PRIMARY KEY (owner, key)) WITHOUT ROWID",
     "documents_by_key": "CREATE INDEX documents_by_key ON documents (key)",
+    "models": "CREATE TABLE models (fingerprint TEXT, name TEXT, data BLOB, PRIMARY KEY (fingerprint, name))",
     "epoch": "CREATE TABLE epoch (value INTEGER NOT NULL)",
 }
+# All that a file holds but the indexes that SQLite makes for itself.
+_FOUND = "SELECT name, sql FROM sqlite_master WHERE (type IN ('table', 'index') AND name GLOB 'sqlite_*') IS NOT TRUE"
+_NEW = f"""
+    PRAGMA page_size=16384; PRAGMA auto_vacuum=INCREMENTAL;
+    BEGIN IMMEDIATE;
+    {"; ".join(_SCHEMA.values())};
+    INSERT INTO epoch VALUES (random());
+    PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_SCHEMA_VERSION};
+    COMMIT;
+"""
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "secure_delete=ON", "synchronous=FULL")
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}  # the file as a whole is set aside
@@ -77,7 +86,10 @@ class SqliteFile:
         self._closed = False
         if not readonly:
             self._make_folder()
-        self.writable = _writable(self.folder, self.path)
+        effective = os.access in os.supports_effective_ids
+        with in_words(StoreError, f"the store {self.folder} cannot be opened"):  # by a user who may not look into it
+            paths = [self.folder, *filter(Path.exists, [self.path])]
+        self.writable = all(os.access(path, os.W_OK, effective_ids=effective) for path in paths)
         self.readonly = readonly or not self.writable
         if not self.readonly:
             self._prepare()
@@ -86,18 +98,8 @@ class SqliteFile:
         """`work` on one state of the file, which no other process changes meanwhile."""
         if time.monotonic() < self._resume:
             raise StoreError(f"the store {self.folder} was locked a moment ago and is left alone for now")
-
-        def look(connection: sqlite3.Connection) -> T:
-            connection.execute("BEGIN")
-            return work(connection)
-
-        with self._named_errors("cannot be read"):
-            try:
-                return self._patiently(min(self._timeout, _READ_PATIENCE), look)
-            except sqlite3.Error as error:
-                if _code(error) in _BUSY:
-                    self._resume = time.monotonic() + _PAUSE
-                raise
+        with self._named_errors("cannot be read", pause=_PAUSE):
+            return self._patiently(min(self._timeout, _READ_PATIENCE), work, "BEGIN")
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """`work` inside a write transaction: all of it is on disk when this returns, or none of it.
@@ -106,48 +108,42 @@ class SqliteFile:
         """
         if self.readonly:
             raise StoreError(f"the store {self.folder} cannot be written to")
-
-        def change(connection: sqlite3.Connection) -> T:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(f"PRAGMA busy_timeout={int(self._timeout * 1000)}")  # for the readers to finish
-            with connection:  # commits, or rolls back
-                return work(connection)
-
+        patience = f"PRAGMA busy_timeout={int(self._timeout * 1000)}"  # for the readers to finish
+        attempt = partial(self._patiently, self._timeout, work, "BEGIN IMMEDIATE", patience)
         inode = _inode(self.path)
         with self._named_errors("failed"):
             try:
-                return self._patiently(self._timeout, change)
+                return attempt()
             except sqlite3.Error as error:
                 if _code(error) not in _DAMAGE:
                     raise
                 self._prepare(bad=inode)
-            return self._patiently(self._timeout, change)
-
-    def give_back(self) -> None:
-        """Return free pages to the filesystem."""
-        with self._named_errors("failed"):
-            # Not execute: it would take one step of a statement that frees one page per step.
-            self._patiently(self._timeout, lambda connection: connection.executescript("PRAGMA incremental_vacuum"))
+            return attempt()
 
     def close(self) -> None:
         """Refuse every further use."""
         self._closed = True
 
     @contextmanager
-    def _named_errors(self, trouble: str) -> Iterator[None]:
-        """SQLite's errors as `StoreError`, with the folder and what happened."""
+    def _named_errors(self, trouble: str, pause: float = 0.0) -> Iterator[None]:
+        """SQLite's errors as `StoreError`, with the folder and what happened; a locked file is not read for a pause."""
         try:
             yield
         except sqlite3.Error as error:
-            trouble = "stayed locked by another process" if _code(error) in _BUSY else f"{trouble}: {error}"
+            trouble += f": {error}"
+            if _code(error) in _BUSY:
+                trouble = "stayed locked by another process"
+                self._resume = max(self._resume, time.monotonic() + pause)
             raise StoreError(f"the store {self.folder} {trouble}") from error
 
-    def _patiently(self, seconds: float, work: Callable[[sqlite3.Connection], T]) -> T:
-        """`work` with a connection of its own, tried again while other processes hold the file."""
+    def _patiently(self, seconds: float, work: Callable[[sqlite3.Connection], T], *begin: str) -> T:
+        """`work` in a transaction on a connection of its own, tried again while other processes hold the file."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                with self._connection() as connection:
+                with self._connection() as connection, connection:  # commits, or rolls back
+                    for statement in begin:
+                        connection.execute(statement)
                     return work(connection)
             except sqlite3.Error as error:
                 if _code(error) not in _BUSY or time.monotonic() > deadline:
@@ -217,15 +213,7 @@ class SqliteFile:
         # What SQLite makes beside the file has the rights of the file.
         os.close(os.open(new, os.O_CREAT | os.O_EXCL, 0o600))
         with closing(_open(new.as_uri() + "?mode=rw", check=False)) as connection:
-            connection.execute(f"PRAGMA page_size={_PAGE}")
-            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in _SCHEMA.values():
-                connection.execute(statement)
-            connection.execute("INSERT INTO epoch VALUES (random())")
-            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
-            connection.execute("COMMIT")
+            connection.executescript(_NEW)
         os.replace(new, self.path)
 
 
@@ -256,19 +244,10 @@ def _check(connection: sqlite3.Connection) -> None:
         raise StoreError(f"the store was made by a newer rag_explain (format {version}): update, or give another path")
     if version < _SCHEMA_VERSION:
         raise ForeignFile(f"it was made by an older rag_explain (format {version})")
-    found = {
-        name: sql
-        for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master")
-        if not (kind in ("table", "index") and isinstance(name, str) and name.startswith("sqlite_"))
-    }
+    found = dict(connection.execute(_FOUND))
     if found != _SCHEMA:
         odd = sorted(map(str, found.keys() ^ _SCHEMA.keys())) or ["a changed table"]
         raise ForeignFile(f"its schema is not that of a store: {', '.join(odd)[:200]}")
-
-
-def _writable(folder: Path, path: Path) -> bool:
-    effective = os.access in os.supports_effective_ids
-    return all(os.access(p, os.W_OK, effective_ids=effective) for p in (folder, path) if p == folder or p.exists())
 
 
 def _inode(path: Path) -> int | None:

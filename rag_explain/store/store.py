@@ -4,19 +4,22 @@ Looking up and keeping never raise for trouble in a tier: trouble is a miss and 
 caller who asks for an erasure must know when it did not happen.
 """
 
-from __future__ import annotations
-
+import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
+from os import PathLike
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
-from rag_explain.errors import FormatError, InvalidInput, StoreError
+from rag_explain.errors import FormatError, InvalidInput, ProcessBound, StoreError
 from rag_explain.factors import Factors
 from rag_explain.pairing import Placed
+from rag_explain.probes import Probes
+from rag_explain.results.serialization import to_json
 from rag_explain.store.codec import Precision, decode, encode
 from rag_explain.store.disk import DEFAULT_DISK_BYTES, Disk
 from rag_explain.store.memory import DEFAULT_MEMORY_BYTES, Builds, Memory
@@ -45,7 +48,7 @@ class KeptFactors:
     tier: str
 
 
-class Store(AbstractContextManager["Store"]):
+class Store(ProcessBound, AbstractContextManager["Store"]):
     """Where the factors of documents are kept.
 
     Args:
@@ -56,6 +59,8 @@ class Store(AbstractContextManager["Store"]):
         precision: of stored rows; "fp16" adds an error of about 2e-4, "int8" about 4e-3 at half the size.
         readonly: only read: nothing is made or changed in the folder or the remote.
     """
+
+    instead = "open the same folder or remote where it is unpickled"
 
     def __init__(
         self,
@@ -69,21 +74,23 @@ class Store(AbstractContextManager["Store"]):
     ) -> None:
         if precision not in get_args(Precision):
             raise InvalidInput(f"precision must be fp32, fp16 or int8, not {precision!r}")
+        if not (folder is None or isinstance(folder, PathLike) or _is_path(folder)):
+            raise InvalidInput(f"a store is kept in a folder, not {folder!r}: give a bucket's URL as Store(remote=...)")
         self._memory = Memory(memory_bytes)
         self._disk = None if folder is None else Disk(folder, max_bytes=max_bytes, readonly=readonly)
         self._tiers: list[Tier] = [] if self._disk is None else [self._disk]  # below memory
         if remote is not None:
-            self._tiers.append(Remote(Bucket(remote) if isinstance(remote, str) else remote, readonly=readonly))
+            objects = Bucket(remote, make=not readonly) if isinstance(remote, str) else remote
+            self._tiers.append(Remote(objects, readonly=readonly))
         # For the key. Factors that go to disk are served as the disk keeps them, from the first time on.
         self.precision: Precision = precision if self._tiers else "fp32"
         self._warned: set[str] = set()  # kinds of trouble
+        self._models: dict[str, dict[str, Probes]] = {}  # what was seen of each fingerprint, by name
         self._building = Builds()
         self._gate = threading.Lock()  # nothing with an owner is kept while a document is being forgotten
         self._own_epoch = 0
         self._disk_epoch: object = None  # as it was read last
         self._memory_epoch = self._epoch()  # in which nothing that memory holds was forgotten
-
-    # ------------------------------------------------------------------ factors
 
     def get(self, keys: Sequence[bytes], device: str = "cpu") -> dict[bytes, KeptFactors]:
         """Those of the keys that are kept anywhere; they are in memory afterwards."""
@@ -123,6 +130,28 @@ class Store(AbstractContextManager["Store"]):
                 with self._tolerated(tier, "read"):
                     found |= tier.has(missing)
         return found
+
+    def identify(self, fingerprint: str, probes: Probes, tolerance: float) -> str:
+        """The name under which a model's factors are kept: its fingerprint, and the kept probes that it matches.
+
+        A model of this fingerprint that computes something else than any that was seen here gets a name of its own.
+        """
+        known = self._models.get(fingerprint, {})
+        kept: list[tuple[Tier, dict[str, Probes]]] = []
+        for tier in self._tiers:
+            with self._tolerated(tier, "read"):
+                kept.append((tier, {one.id: one for one in _read_probes(tier.probes(fingerprint))}))
+                known = known | kept[-1][1]
+        # By name, so that processes which see the same sets choose the same one.
+        alike = [name for name, one in sorted(known.items()) if one.distance(probes) <= tolerance]
+        name = alike[0] if alike else probes.id
+        self._models[fingerprint] = {name: probes, **known}
+        data = to_json(self._models[fingerprint][name].to_dict()).encode()
+        for tier, sets in kept:
+            if name not in sets and not tier.readonly:
+                with self._tolerated(tier, "written"):
+                    tier.add_probes(fingerprint, name, data)
+        return f"{fingerprint}:{name}"
 
     def put(self, new: Sequence[NewFactors], device: str = "cpu") -> dict[bytes, Placed]:
         """Keep these factors in every tier, and hand them back as they will be served from now on."""
@@ -182,23 +211,26 @@ class Store(AbstractContextManager["Store"]):
                 with self._tolerated(tier, "written"):
                     tier.link(links)
 
-    # ------------------------------------------------------------------ forgetting
-
     def forget(self, ids: Sequence[str]) -> int:
         """Erase everything that these documents own, from every tier; how many factors went.
 
         Returns only when every tier has looked that they are gone; a `StoreError` names the tier where they
         are not. Other processes on the same disk tier drop what they hold in memory at their next lookup.
         """
-        if isinstance(ids, str):
-            raise InvalidInput("give a list of document ids, not one string")
+        if isinstance(ids, str) or not isinstance(ids, Iterable):
+            raise InvalidInput("give a list of document ids, even for one")
         owners = list(map(owner, ids))
         with self._gate:
             self._own_epoch += 1
             gone = self._memory.forget(owners)
+            failed: dict[str, StoreError] = {}
             # All keys first: a row may have its owners in another tier only.
-            failed = self._failures(lambda tier: gone.update(tier.owned_by(owners)))
-            failed |= self._failures(lambda tier: tier.forget(owners, gone))
+            steps = (lambda tier: gone.update(tier.owned_by(owners)), lambda tier: tier.forget(owners, gone))
+            for step, tier in product(steps, self._tiers):
+                try:
+                    step(tier)
+                except StoreError as error:
+                    failed[tier.name] = error
             self._memory_epoch = self._epoch()
             if self._tiers:
                 self._memory.clear()  # it may hold rows whose owners only another process knew
@@ -206,15 +238,6 @@ class Store(AbstractContextManager["Store"]):
             reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise StoreError(f"the documents are not erased everywhere ({reasons}): forget them again")
         return len(gone)
-
-    def _failures(self, step: Callable[[Tier], None]) -> dict[str, StoreError]:
-        failed = {}
-        for tier in self._tiers:
-            try:
-                step(tier)
-            except StoreError as error:
-                failed[tier.name] = error
-        return failed
 
     def _epoch(self) -> tuple[int, object]:
         """Something that changes whenever a document is forgotten, by this store or by a process on the same disk."""
@@ -243,7 +266,7 @@ class Store(AbstractContextManager["Store"]):
         """Drop the factors used longest ago from the disk tier until it takes at most `max_bytes`."""
         return 0 if self._disk is None or self._disk.readonly else self._disk.prune(max_bytes)
 
-    def export(self, target: Store) -> int:
+    def export(self, target: Self) -> int:
         """Copy every healthy row of the first tier below memory into another store; how many were copied."""
         if not self._tiers or not target._tiers:
             raise StoreError("only a store on disk or a remote one can be exported, and only to such a one")
@@ -298,3 +321,15 @@ class Store(AbstractContextManager["Store"]):
             with self._tolerated(tier, "written"):
                 tier.delete(row.key)
         return None
+
+
+def _read_probes(found: Iterable[bytes]) -> Iterator[Probes]:
+    """Those sets that can be read; a damaged one matches no model."""
+    for data in found:
+        with suppress(ValueError):
+            yield Probes.from_dict(json.loads(data))
+
+
+def _is_path(folder: object) -> bool:
+    """Whether this is a string that may be the path of a folder: not an empty one, and not a URL."""
+    return isinstance(folder, str) and folder != "" and "://" not in folder

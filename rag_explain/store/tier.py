@@ -3,13 +3,13 @@
 A tier does not know what the bytes mean. `Store` decodes them; a row that does not decode is deleted and built again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from typing import Any, Protocol, TypeVar
+
+from rag_explain.texts.passage import check_id
 
 T = TypeVar("T")
 
@@ -27,9 +27,9 @@ class Row:
 
 def owner(document: str) -> bytes:
     """The 20 bytes that stand for a document's id in every tier: ids may be long, and may be personal data."""
-    return blake2b(
-        document.encode("utf-8", "surrogatepass"), digest_size=OWNER_BYTES, person=b"rag_explain.doc"
-    ).digest()
+    check_id(document)
+    name = document.encode("utf-8", "surrogatepass")
+    return blake2b(name, digest_size=OWNER_BYTES, person=b"rag_explain.doc").digest()
 
 
 class Tier(Protocol):
@@ -58,6 +58,12 @@ class Tier(Protocol):
 
     def forget(self, owners: Sequence[bytes], keys: Collection[bytes]) -> None:
         """Erase these rows, and these documents' ownership of anything; returns after a look that all are gone."""
+
+    def probes(self, fingerprint: str) -> list[bytes]:
+        """What models of this fingerprint were seen to compute, each set as `add_probes` was given it."""
+
+    def add_probes(self, fingerprint: str, name: str, data: bytes) -> None:
+        """Keep one set more, under a name of its own."""
 
     def scan(self) -> Iterator[Row]:
         """Every row, for `verify` and `export`; one that cannot be read comes without data."""

@@ -1,11 +1,9 @@
 """A passage: the string that was embedded, and where the caller's own text stands in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rag_explain.errors import InvalidInput
+from rag_explain.errors import InvalidInput, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +19,14 @@ class Passage:
     end: int = -1
 
     def __post_init__(self) -> None:
-        if self.end == -1 and isinstance(self.string, str):
-            object.__setattr__(self, "end", len(self.string))
+        _check_string(self.string)
+        length = len(self.string)
+        start, end = whole_number(self.start, "start"), whole_number(self.end, "end")
+        end = length if end == -1 else end
+        if not 0 <= start <= end <= length:
+            raise InvalidInput(f"a passage's text must lie in its {length} characters, not at {start} to {end}")
+        object.__setattr__(self, "start", start)
+        object.__setattr__(self, "end", end)
 
     @property
     def text(self) -> str:
@@ -45,12 +49,22 @@ def as_passages(texts: Sequence[str | Passage]) -> tuple[Passage, ...]:
     return tuple(map(as_passage, texts))
 
 
-def check_text(text: object) -> None:
-    """Refuse what is not a string of valid Unicode."""
+def check_id(name: object) -> None:
+    """Refuse a document's id that is not a string: a store could not find it again."""
+    if not isinstance(name, str):
+        raise InvalidInput(f"a document's id must be a string, not {name!r}: give str(id)")
+
+
+def _check_string(text: object) -> str:
     if not isinstance(text, str):
         raise InvalidInput(f"a text must be a string, not {type(text).__name__}")
+    return text
+
+
+def check_text(text: object) -> None:
+    """Refuse what is not a string of valid Unicode."""
     try:
-        text.encode()
+        _check_string(text).encode()
     except UnicodeEncodeError as error:
         raise InvalidInput(
             f"the text has a lone surrogate at position {error.start}, which is not valid Unicode: "

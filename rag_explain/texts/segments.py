@@ -4,10 +4,9 @@ Tokens are grouped by the characters they cover, never by the marks of one token
 WordPiece, BPE and SentencePiece give the same words.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 import regex
 
@@ -49,22 +48,17 @@ def word_spans(text: str) -> list[Span]:
 
 def sentence_spans(text: str) -> list[Span]:
     """Character spans of the sentences of `text`, in order, not overlapping, without blanks around them."""
-    spans: list[Span] = []
-    start = 0
-    for match in _END.finditer(text):
-        if not _is_abbreviation(text, match.start(), match.end()):
-            spans.append((start, match.end()))
-            start = match.end()
-    spans.append((start, len(text)))
-    return [trimmed for span in spans if (trimmed := _trim(text, span))]
+    ends = [match.end() for match in _END.finditer(text) if not _is_abbreviation(text, *match.span())]
+    trimmed = [_trim(text, start, end) for start, end in pairwise([0, *ends, len(text)])]
+    return [(start, end) for start, end in trimmed if start < end]
 
 
 def group(tokens: Sequence[Span], spans: Sequence[Span], *, join: bool, clip: bool) -> tuple[list[Span], list[int]]:
     """Which of `spans` each token belongs to. A token (a, a) belongs to none.
 
-    A token belongs to the span it shares most characters with, the first of them on a tie. With `join`, spans
-    that one token covers together become one span instead: half a token cannot be told from the other half.
-    With `clip`, a span that the tokens cover only in part ends where they do: the encoder read no further.
+    A token belongs to the span it shares most characters with, the first of them on a tie. With `join`, spans that one
+    token covers together become one span instead: half a token cannot be told from the other half. With `clip`, a span
+    that the tokens cover only in part ends where they do: the encoder read no further.
 
     Returns the spans that hold at least one token, in order, and for each token the index of its span or -1.
     """
@@ -105,9 +99,7 @@ def _is_abbreviation(text: str, start: int, end: int) -> bool:
     return _ABBREVIATIONS.fullmatch(word) is not None or (len(word) == 1 and word != "I" and word.isupper())
 
 
-def _trim(text: str, span: Span) -> Span | None:
-    piece = text[span[0] : span[1]]
-    if not piece.strip():
-        return None
-    start = span[0] + len(piece) - len(piece.lstrip())
+def _trim(text: str, start: int, end: int) -> Span:
+    piece = text[start:end]
+    start += len(piece) - len(piece.lstrip())
     return start, start + len(piece.strip())

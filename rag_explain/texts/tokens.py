@@ -1,9 +1,7 @@
 """A token, and the words that say what it belongs to."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 Part = Literal["text", "special", "prompt", "metadata"]
 Role = Literal["query", "document"]
@@ -29,6 +27,6 @@ class Token:
         """What to show a person: the text where there is some, else the vocabulary piece."""
         return self.text or self.piece
 
-    def without_text(self) -> Token:
+    def without_text(self) -> Self:
         """The same token where text is not kept: only special tokens keep their name."""
-        return Token("", self.start, self.end, self.part, self.piece if self.part == "special" else "")
+        return replace(self, text="", piece=self.piece if self.part == "special" else "")

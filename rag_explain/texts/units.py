@@ -1,7 +1,5 @@
 """From tokens to coarser units: the one place that says which token belongs to which word or sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,9 +31,7 @@ def all_units(
     tokens: Sequence[Token], passage: Passage, unit: Unit, *, truncated: bool, spans: Sequence[Span] | None = None
 ) -> tuple[tuple[Token, ...], Index]:
     """As `text_units`, with a unit for every other token too: one for all special tokens, prompts and blanks together,
-    and one for each line of metadata.
-
-    `spans` are where the tokens stand in the passage's string; without them all metadata are one unit.
+    and one for each line of metadata; without `spans`, where the tokens stand in the passage's string, for all of it.
     """
     units, index = text_units(tokens, passage.text, unit, truncated=truncated)
     found = list(units)
@@ -47,19 +43,17 @@ def all_units(
     lines: dict[int, int] = {}  # where a line of metadata begins -> its unit
     for at, token in enumerate(tokens):
         if token.part == "metadata":
-            start, end = (0, len(passage.string)) if spans is None else _line(passage, spans[at][0])
+            start, line = (0, "metadata") if spans is None else _line(passage, spans[at][0])
             if start not in lines:
                 lines[start] = len(found)
-                line = passage.string[start:end].strip() if spans is not None else "metadata"
                 found.append(Token("", token.start, token.start, "metadata", line))
             index[at] = lines[start]
     return tuple(found), index
 
 
-def _line(passage: Passage, at: int) -> Span:
-    """The line around character `at` of the passage's string; the caller's text belongs to no line of metadata."""
-    before = at < passage.start
-    low, high = (0, passage.start) if before else (passage.end, len(passage.string))
+def _line(passage: Passage, at: int) -> tuple[int, str]:
+    """Where the line of metadata around character `at` of the passage's string begins, and what it says."""
+    low, high = (0, passage.start) if at < passage.start else (passage.end, len(passage.string))
     start = passage.string.rfind("\n", low, at) + 1 or low
     end = passage.string.find("\n", at, high)
-    return max(start, low), high if end < 0 else end
+    return start, passage.string[start : high if end < 0 else end].strip()

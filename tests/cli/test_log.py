@@ -11,7 +11,8 @@ from rag_explain.cli import main
 from rag_explain.log import ExplanationLog
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.hits import Hit
-from tests.support.answers import DOCUMENTS, QUERY, hit, hits
+from rag_explain.results.notices import SPELLED, UNKNOWN, Notice
+from tests.support.answers import DOCUMENTS, QUERY, hit, hits, reranked
 from tests.support.models import tiny
 
 
@@ -55,7 +56,18 @@ def test_show_without_text_gives_offsets(tmp_path, capsys):
     out = "\n".join(lines(capsys, "show", tmp_path, record_id))
     assert "(no text)" in out
     assert "] ~ [" in out
-    assert "not explained: no" in out
+    assert "not explained: skipped" in out  # a reason may quote the text
+
+
+def test_show_says_what_was_not_read(tmp_path, capsys):
+    about = [Notice(UNKNOWN, "Of the query.", side="query"), Notice(SPELLED, "Of the document.", side="document")]
+    found = [hit(handle=Deferred.ready(one.explanation.with_notices(*about))) for one in hits()[:2]]
+    with ExplanationLog(tmp_path, keep_text=False) as log:
+        record_id = log.record(query=QUERY, hits=found)
+    out = lines(capsys, "show", tmp_path, record_id)
+    assert out[3] == "! Of the query."
+    assert out.count("! Of the query.") == 1
+    assert out.count("   ! Of the document.") == 2
 
 
 def test_export_can_be_read_again(folder, tmp_path, capsys):
@@ -125,3 +137,58 @@ def test_errors_are_one_line(tmp_path, capsys):
         error = capsys.readouterr().err
         assert error.startswith("rag-explain: ")
         assert error.count("\n") == 1
+
+
+def test_show_names_the_stage_that_ranked_a_document(tmp_path, capsys):
+    with ExplanationLog(tmp_path) as log:
+        record = log.record(query=QUERY, hits=[reranked(hit())])
+    shown = "\n".join(lines(capsys, "show", tmp_path, record))
+    assert "rank 1 by Reranker (2.0000); before that rank 3 by VectorIndexRetriever (" in shown
+    assert "explained instead: the documents were ranked by Reranker" in shown
+
+
+def test_a_damaged_file_is_said_on_stderr_and_everything_else_is_shown(tmp_path, capsys):
+    with ExplanationLog(tmp_path, max_bytes=1) as log:
+        for number in range(3):
+            log.record(query=f"{QUERY} {number}", hits=hits())
+            log.flush()
+    damaged = min(tmp_path.glob("log-*.gz"))
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    kept = lines(capsys, "list", tmp_path / "log.jsonl")[0].split()[0]
+    for arguments, shown in (
+        (["list", tmp_path], 2),
+        (["list", tmp_path, "--json"], 2),
+        (["export", tmp_path], 2),
+        (["diff", tmp_path, tmp_path, "--json", "--all"], 6),
+    ):
+        assert main(["log", *map(str, arguments)]) == 0
+        out, err = capsys.readouterr()
+        assert len(out.splitlines()) == shown
+        assert err.count(damaged.name) == err.count("\n") == (2 if arguments[0] == "diff" else 1)
+    assert lines(capsys, "show", tmp_path, kept)[1] == f"query   {QUERY} 2"
+    assert main(["log", "verify", str(tmp_path), "--no-model"]) == 1
+    out = capsys.readouterr().out
+    assert damaged.name in out
+    assert out.splitlines()[-1] == "1 damaged, 6 holds"
+    assert main(["log", "erase", str(tmp_path), "--document", "doc-0"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("rag-explain: 2 records of the log")
+    assert err.count("\n") == 1
+    assert damaged.name in err
+
+
+def test_commands_that_read_create_nothing(folder, tmp_path, capsys):
+    (folder / "log.lock").unlink()
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    record_id = lines(capsys, "list", folder)[0].split()[0]
+    lines(capsys, "show", folder, record_id)
+    lines(capsys, "export", folder)
+    lines(capsys, "verify", folder, "--no-model")
+    lines(capsys, "diff", folder, folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    nowhere = tmp_path / "nowhere"
+    commands = [["list"], ["show", record_id], ["export"], ["verify", "--no-model"], ["diff", str(folder)], ["erase"]]
+    for name, *rest in commands:
+        more = ["--document", "x"] if name == "erase" else rest
+        assert main(["log", name, str(nowhere), *more]) == 2
+    assert not nowhere.exists()

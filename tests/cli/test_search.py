@@ -133,3 +133,67 @@ def test_the_demo_finds_the_answer_first_and_its_trap_after(
     assert hits[0]["id"] == expected[0]
     assert set(expected) <= {hit["id"] for hit in hits}
     assert hits[0]["explanation"]["gap"] == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("command", ["explain a b", "index DOCS --index NEW", "demo", "doctor MODEL", "search a"])
+@pytest.mark.parametrize("device", ["foo", "", "cuda:99"])
+def test_a_device_that_is_not_there_is_one_line(
+    command: str, device: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text(CORPUS[0])
+    main(["index", str(tmp_path), "--index", str(tmp_path / "index"), "--model", model])
+    capsys.readouterr()
+    places = {"DOCS": str(tmp_path / "a.txt"), "NEW": str(tmp_path / "new"), "MODEL": model}
+    arguments = [places.get(word, word) for word in command.split()]
+    arguments += ["--index", str(tmp_path / "index")] if "search" in arguments else []
+    arguments += [] if "doctor" in arguments else ["--model", model]
+    assert main([*arguments, "--device", device]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"rag-explain: this machine cannot compute on the device '{device}'")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_index_that_is_a_file_is_refused_before_anything_is_embedded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text(CORPUS[0])
+    assert main(["index", str(tmp_path), "--index", str(tmp_path / "a.txt"), "--model", "no such model"]) == 2
+    assert "a.txt is a file: give a folder" in capsys.readouterr().err
+    assert (tmp_path / "a.txt").read_text() == CORPUS[0]
+
+
+def test_a_store_that_is_a_url_or_a_file_is_one_line(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    for place in ("s3://bucket", "file", "file/below", ""):
+        assert main(["explain", "a", "b", "--model", model, "--store", place]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_lines_of_json_may_hold_other_line_ends(tmp_path: Path) -> None:
+    text = "one\u2028two\u2029three\x85four\x1cfive"
+    lines = [json.dumps({"text": text}, ensure_ascii=False), "", json.dumps({"text": "last", "id": "z"})]
+    (tmp_path / "a.jsonl").write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    assert [(one.name, one.text) for one in read_documents(tmp_path / "a.jsonl")] == [
+        ("a.jsonl:1", text),
+        ("z", "last"),
+    ]
+
+
+def test_what_no_command_expects_is_still_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    assert main(["index", str(tmp_path), "--index", str(tmp_path / "i")]) == 2
+    assert "deep.jsonl:1 is not JSON" in capsys.readouterr().err
+
+    def broken(path: Path) -> object:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("rag_explain.cli.index.read_documents", broken)
+    assert main(["index", str(tmp_path), "--index", str(tmp_path / "i")]) == 2
+    assert capsys.readouterr().err == "rag-explain: index failed: OSError: [Errno 5] Input/output error\n"

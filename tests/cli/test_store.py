@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -63,14 +66,58 @@ def test_a_store_that_is_only_looked_at_is_not_changed(command: str, folder: Pat
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "prune --max-size 0", "forget a"])
-def test_no_store_is_begun_in_a_folder_that_has_none(
+@pytest.mark.parametrize("command", ["info", "verify", "prune --max-size 0", "forget a", "export TARGET"])
+def test_no_store_is_begun_where_there_is_none(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, *options = command.split()
-    assert main(["store", name, str(tmp_path), *options]) == 2
-    assert "there is no store" in capsys.readouterr().err
+    name, *options = command.replace("TARGET", str(tmp_path / "target")).split()
+    for place in (str(tmp_path), str(tmp_path / "none"), (tmp_path / "none").as_uri()):
+        assert main(["store", name, place, *options]) == 2
+        assert "there is no store" in capsys.readouterr().err
     assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_bucket_beside_a_store_is_not_begun_either(
+    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["store", command, str(folder), "--remote", (tmp_path / "none").as_uri()]) == 2
+    assert "there is no store" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "prune --max-size 0", "forget a", "export TARGET"])
+def test_a_url_that_names_no_bucket_is_one_line(
+    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *options = command.replace("TARGET", str(tmp_path / "target")).split()
+    for place, more in (("foo://x", []), (str(folder), ["--remote", "foo://x"])):
+        assert main(["store", name, place, *options, *more]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "cannot be opened" in error
+    assert main(["store", "export", str(folder), "foo://x"]) == 2
+
+
+def test_an_exported_store_is_only_read(folder: Path, tmp_path: Path) -> None:
+    (folder / "factors.lock").unlink()
+    before = contents(folder)
+    assert main(["store", "export", str(folder), str(tmp_path / "target")]) == 0
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("stdin", "reason"),
+    [(None, "is closed"), (io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"), "in UTF-8")],
+)
+def test_standard_input_that_cannot_be_read(
+    stdin: object, reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["store", "forget", str(folder), "-"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert reason in error
 
 
 def test_a_damaged_file_is_reported_and_left_where_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,3 +176,34 @@ def test_sizes(text: str, size: int) -> None:
 def test_wrong_sizes(text: str) -> None:
     with pytest.raises(InvalidInput, match="not a size"):
         parse_size(text)
+
+
+OTHER_USER = """
+import os, sys
+import rag_explain.faiss  # now: root's own files cannot be imported afterwards
+from rag_explain.cli import main
+from rag_explain.errors import StoreError
+from rag_explain.store import Store
+
+if os.geteuid() == 0:  # who may read every file
+    os.seteuid(65534)
+assert main(["store", "info", sys.argv[1]]) == main(["store", "forget", sys.argv[1], "x"]) == 2
+assert main(["search", "x", "--index", sys.argv[2]]) == 2
+try:
+    Store(sys.argv[1])
+except StoreError as error:
+    print(error, file=sys.stderr)
+"""
+
+
+def test_what_another_user_keeps_is_not_said_to_be_missing_or_damaged() -> None:
+    with TemporaryDirectory() as name:  # not pytest's, which no other user may enter
+        places = [Path(name, "store"), Path(name, "index")]
+        Path(name).chmod(0o711)
+        for place in places:
+            place.mkdir(mode=0)
+        command = [sys.executable, "-c", OTHER_USER, *map(str, places)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line for line in ran.stderr.splitlines() if name in line]
+    assert ["may not be read by this user" in line for line in lines] == [True, True, True, False]
+    assert "cannot be opened (PermissionError" in lines[-1]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.base.modules import Dense, Normalize, Router
 from torch import nn
 
 from rag_explain import Explainer
@@ -117,6 +118,37 @@ def test_a_distance_is_marked_as_a_surrogate():
     assert "euclidean" in explanation.surrogate
 
 
+class ByTask(nn.Module):
+    """A module that people might write: it reads the task, as sentence-transformers lets any module do."""
+
+    forward_kwargs: ClassVar[set[str]] = {"task"}
+
+    def __init__(self, size: int = 16) -> None:
+        super().__init__()
+        self.query, self.document = nn.Linear(size, size), nn.Linear(size, size)
+
+    def forward(self, features, task=None):
+        layer = {"query": self.query, "document": self.document}[task]
+        features["sentence_embedding"] = layer(features["sentence_embedding"])
+        return features
+
+
+def _router() -> Router:
+    return Router.for_query_document([Dense(16, 16)], [Dense(16, 16), Dense(16, 16)])
+
+
+@pytest.mark.parametrize("after", [lambda: [ByTask()], lambda: [_router()], lambda: [_router(), Normalize(), ByTask()]])
+def test_modules_that_read_the_task_are_given_it(after):
+    model = tiny("bert", after=after)
+    for role in ("query", "document"):
+        _check_equal_to_the_model(model, role)
+    explanation = Explainer(model).explain(*TEXTS)
+    own = model.similarity(model.encode_query(TEXTS[0]), model.encode_document(TEXTS[1]))
+    assert explanation.score == pytest.approx(float(own), abs=1e-6)
+    swapped = model.similarity(model.encode_document(TEXTS[0]), model.encode_query(TEXTS[1]))
+    assert abs(float(swapped) - explanation.score) > 1e-3
+
+
 def test_truncation_is_reported():
     model = tiny("bert", dtype=torch.float32)
     model.max_seq_length = 8
@@ -148,8 +180,10 @@ def test_an_activation_that_is_not_zero_at_zero_is_refused():
 
 
 def test_a_wrong_rule_is_caught_by_the_check(monkeypatch):
+    right = operations.Scale.run
+
     def one_per_cent_too_much(self, space, spent, *tangents):
-        return self.push(*tangents) * 1.01
+        return right(self, space, spent, *tangents) * 1.01
 
     monkeypatch.setattr(operations.Scale, "run", one_per_cent_too_much)
     with pytest.raises(CheckFailed, match="misses the embedding"):

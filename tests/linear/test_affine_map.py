@@ -104,9 +104,10 @@ def test_without_biases_the_rows_alone_sum_to_the_embedding(encoder):
 def test_chunks_of_tangents_change_nothing(encoder, monkeypatch):
     frozen = freeze(encoder, encoder.read(TEXTS, "document"), 0, LRP)[0]
     rows, rest = frozen.push_rows()
-    assert frozen.chunk(1) == 1
+    assert frozen.chunk(1, 7) == 1
+    assert frozen.chunk(2**40, 7) == 7
     for size in (1, 2, 5, frozen.hidden.shape[1]):  # the last leaves a chunk to the biases alone, as does the first
-        monkeypatch.setattr(frozen, "chunk", lambda max_bytes, size=size: size)
+        monkeypatch.setattr(frozen, "chunk", lambda max_bytes, count, size=size: size)
         for chunked, chunked_rest in (frozen.push_rows(), frozen.pull_rows()):
             assert torch.allclose(rows, chunked, atol=1e-10)
             assert torch.allclose(rest, chunked_rest, atol=1e-10)

@@ -22,10 +22,11 @@ def _case(kind, shape, *in_shapes, **settings):
     return pytest.param(operation, in_shapes, id=kind.__name__)
 
 
+PICKED = torch.tensor([[[0, 2, 2, 1]], [[1] * 4]])
 CASES = [
     _case(moves.View, (6, 4), (2, 3, 4), in_shape=(2, 3, 4)),
     _case(moves.Permute, (4, 2, 3), (2, 3, 4), dims=(2, 0, 1)),
-    _case(moves.Expand, (2, 3, 4), (3, 1), in_shape=(3, 1)),
+    _case(moves.Rearrange, (2, 3, 4), (3, 1), in_shape=(3, 1), function=lambda x: x.expand(2, 3, 4)),
     _case(moves.Slice, (2, 2, 4), (2, 5, 4), in_shape=(2, 5, 4), dim=1, start=1, stop=5, step=2),
     _case(ops.Scale, (2, 3, 4), (2, 3, 4), in_shape=(2, 3, 4), factor=_rand(2, 3, 4)),
     _case(ops.Scale, (2, 3, 4), (3, 1), in_shape=(3, 1), factor=_rand(2, 1, 4)),
@@ -42,9 +43,7 @@ CASES = [
     _case(ops.Center, (2, 3, 4), (2, 3, 4), inverse=_rand(2, 3, 1), weight=_rand(4)),
     _case(ops.CenterProject, (2, 3, 4), (2, 3, 4), factor=_rand(2, 3, 4), normalised=_rand(2, 3, 4)),
     _case(ops.SoftmaxJacobian, (2, 3, 4), (2, 3, 4), probabilities=torch.softmax(_rand(2, 3, 4), -1), dim=2),
-    _case(
-        moves.Gather, (2, 1, 4), (2, 3, 4), in_shape=(2, 3, 4), dim=1, index=torch.tensor([[[0, 2, 2, 1]], [[1] * 4]])
-    ),
+    _case(moves.Rearrange, (2, 1, 4), (2, 3, 4), in_shape=(2, 3, 4), function=lambda x: x.gather(1, PICKED)),
     _case(moves.Concatenate, (2, 6, 4), (2, 1, 4), (2, 2, 4), dim=1, sizes=(1, -3, 2)),
     _case(moves.Rearrange, (4, 3), (3, 3), in_shape=(3, 3), function=lambda x: x[torch.tensor([2, 0, 0, 1])]),
 ]

@@ -15,6 +15,7 @@ from rag_explain.errors import MissingExtra
 from rag_explain.log import ExplanationLog, patterns
 from rag_explain.log.otel import TraceExport, content_is_captured
 from rag_explain.results.deferred import Deferred
+from rag_explain.results.notices import UNKNOWN, Notice
 from tests.support.answers import DOCUMENTS, QUERY, hit, hits
 
 
@@ -114,6 +115,17 @@ def test_many_long_documents_stay_within_the_default_limits(tmp_path, spans, pro
     assert sum(len(str(value)) for value in span.attributes.values()) < 24_000
 
 
+def test_what_was_not_read_stands_beside_the_pairs_with_and_without_content(tmp_path, spans, provider):
+    why = hits()[0].explanation.with_notices(Notice(UNKNOWN, "All words are unknown.", side="query"))
+    for capture in (True, False):
+        spans.clear()
+        with ExplanationLog(tmp_path, export=TraceExport(provider, capture_content=capture)) as log:
+            log.record(query=QUERY, hits=[hit(handle=Deferred.ready(why))])
+        explained = json.loads(ours(spans).attributes["rag_explain.documents.0.explanation"])
+        assert explained["unread"] == ["All words are unknown."]
+        assert ("pairs" in explained) == capture
+
+
 def test_a_failed_explanation_has_its_state(tmp_path, spans, provider):
     with ExplanationLog(tmp_path, export=TraceExport(provider), background=False) as log:
         log.record(query=QUERY, hits=[hit(handle=Deferred(None, status="failed", reason="no"), score=float("nan"))])
@@ -137,7 +149,7 @@ def test_an_exporter_that_raises_costs_no_record(tmp_path, caplog):
 
 
 def test_the_extra_is_named_when_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
     for name in ("rag_explain.log.otel", "rag_explain.log.sinks.otel"):
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtra, match=r"rag-explain\[otel\]"):

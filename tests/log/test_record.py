@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rag_explain import Explainer
 from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.log import patterns
 from rag_explain.log.record import PendingRecord, Record, summary, whole
 from rag_explain.log.redaction import Policy, digest
 from rag_explain.results.deferred import Deferred
+from rag_explain.results.notices import UNKNOWN
 from rag_explain.texts.tokens import Token
-from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits
+from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits, reranked
+from tests.support.models import tiny
 
 
 def line(policy: Policy | None = None, **changes) -> bytes:
@@ -35,6 +38,21 @@ def test_a_record_carries_what_integrity_needs():
     why = first["explanation"]
     assert (why["method"], why["fingerprint"], why["settings"]) == ("bilrp", "f" * 32, {"layer": 0, "rules": "lrp"})
     assert why["gap"] == pytest.approx(1e-7, abs=1e-9)
+
+
+def test_the_stages_of_a_hit_come_back_and_its_explanation_names_them():
+    moved = reranked(hit())
+    record = Record.from_line(line(hits=[moved]))
+    (read,) = record.hits
+    assert (read.rank, read.score, read.metric, read.stages) == (1, 2.0, "unknown", moved.stages)
+    assert read.gap == pytest.approx(moved.gap)
+    assert record.logged_hits[0].gap == moved.gap
+    assert read.explanation.surrogate == moved.explanation.surrogate
+    assert "ranked by Reranker" in read.explanation.surrogate
+    masked = Record.from_line(line(Policy(redact=patterns("Rerank")), hits=[moved]))
+    assert [stage.name for stage in masked.hits[0].stages] == ["VectorIndexRetriever", "██████er"]
+    data = json.loads(line(hits=[moved]))
+    assert data["hits"][0]["stages"][1] == ["Reranker", "rerank", 1, 3, 2.0, "unknown"]
 
 
 def test_the_strongest_pairs_come_back_by_word_with_their_shares_among_all():
@@ -172,6 +190,18 @@ def test_metadata_that_was_embedded_does_not_slip_past_the_redaction():
         assert any("anna" in token.piece for token in read.document_tokens) is kept
 
 
+def test_what_was_not_read_is_kept_whatever_becomes_of_the_texts():
+    with Explainer(tiny("bert")) as explainer:
+        why = explainer.explain("the 🐝 of anna", "🚗 anna sat")
+    assert {(UNKNOWN, "query"), (UNKNOWN, "document")} <= {(notice.code, notice.side) for notice in why.notices}
+    found = [hit(text=why.document, handle=Deferred.ready(why))]
+    for policy in (Policy(), Policy(keep_text=False), Policy(redact=patterns("anna")), Policy(top=1, matrices=True)):
+        written = line(policy, query=why.query, hits=found, answer=None, metadata={})
+        assert policy.keep_text or b"anna" not in written
+        read = Record.from_line(written).hits[0].explanation
+        assert read.notices[: len(why.notices)] == why.notices
+
+
 def test_a_bad_redaction_hook_is_an_error_and_not_a_leak():
     with pytest.raises(InvalidInput, match="span"):
         line(Policy(redact=lambda text: [(0, len(text) + 1)]))
@@ -236,11 +266,20 @@ def test_another_version_is_refused():
 
 
 def test_a_damaged_explanation_is_one_error():
-    for member, value in (("matrix", "AAAA"), ("pairs", [[1, 2]]), ("unit", "page"), ("score", None)):
+    for member, value in (("pairs", [[1, 2]]), ("unit", "page"), ("score", None), ("model", 7), ("size", [1])):
         data = json.loads(line(Policy(matrices=True)))
         data["hits"][0]["explanation"][member] = value
         with pytest.raises(FormatError, match="damaged"):
-            _ = Record.from_line(json.dumps(data).encode()).hits
+            Record.from_line(json.dumps(data).encode())
+
+
+def test_a_damaged_matrix_leaves_the_other_hits():
+    data = json.loads(line(Policy(matrices=True)))
+    data["hits"][0]["explanation"]["matrix"] = "AAAA"
+    record = Record.from_line(json.dumps(data).encode())
+    assert [hit.status for hit in record.hits] == ["failed", "ready", "ready"]
+    assert "damaged" in record.hits[0].reason
+    assert record.pairs(0)
 
 
 def test_wrong_arguments_are_refused():
@@ -250,3 +289,12 @@ def test_wrong_arguments_are_refused():
         PendingRecord(QUERY, None, [{"id": 1}])
     with pytest.raises(InvalidInput, match="top"):
         Policy(top=-1)
+
+
+def test_numbers_that_json_has_no_word_for_are_read_as_nothing():
+    data = json.loads(line())
+    data["metadata"] = {"a": [float("nan")]}
+    data["hits"][0]["metadata"] = {"b": float("inf")}
+    record = Record.from_line(json.dumps(data).encode())
+    assert (record.metadata, record.logged_hits[0].metadata) == ({"a": [None]}, {"b": None})
+    assert whole(record.to_line())

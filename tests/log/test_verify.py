@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import stat
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from rag_explain import Explainer
@@ -9,6 +14,7 @@ from rag_explain.log import ExplanationLog, patterns
 from rag_explain.log.diff import diff
 from rag_explain.log.files import Folder
 from rag_explain.log.verify import verify
+from rag_explain.probes import Probes
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.retrieval import HitExplainer, RetrievedDocument
@@ -49,6 +55,34 @@ def test_a_record_holds_with_the_same_model(tmp_path, explainer):
     assert [verdict.outcome for verdict in verdicts] == ["holds"] * 3
     assert [verdict.document for verdict in verdicts] == ["doc-0", "doc-1", "doc-2"]
     assert all(verdict.shift < 1e-5 and not verdict.reason for verdict in verdicts)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 300.0, 1e6])
+def test_numbers_are_compared_relative_to_their_size(tmp_path, scale):
+    """A dot product of 300 is logged with six digits, and one of 0.0001 must not hold when it is another."""
+    why = explanation()
+    why = replace(why, matrix=scale * why.matrix, score=scale * why.score, measure="dot", probes=None)
+    with ExplanationLog(tmp_path) as log:
+        log.record(query=QUERY, hits=[hit(handle=Deferred.ready(why))])
+
+    class Again:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def explain(self, query, passage):
+            return replace(why, matrix=self.factor * why.matrix, score=self.factor * why.score)
+
+    for factor, outcome in ((1.0, "holds"), (1 + 1e-5, "holds"), (1.01, "moved"), (-1.0, "moved")):
+        (verdict,) = verify(tmp_path, lambda logged, factor=factor: Again(factor))
+        assert verdict.outcome == outcome, factor
+
+
+def test_a_model_that_fails_in_its_own_way_leaves_the_other_records(tmp_path, explainer):
+    def load(logged):
+        raise OSError("no such file")
+
+    verdicts = list(verify(written(tmp_path, explainer), load))
+    assert {(verdict.outcome, verdict.reason) for verdict in verdicts} == {("unknown", "OSError: no such file")}
 
 
 def test_explanations_by_sentence_are_compared_by_sentence(tmp_path, explainer):
@@ -222,3 +256,27 @@ def test_diff_works_without_text(tmp_path):
     (move,) = diff(tmp_path / "before", tmp_path / "after")
     assert move.query.startswith("sha256:")
     assert move.pairs[0].document.startswith("[")
+
+
+def test_what_the_model_computes_is_kept_once_and_tells_that_another_library_computes_it(tmp_path, explainer):
+    """The same weights and settings by every digest, and the same numbers for these pairs: only the probes moved."""
+    path = written(written(tmp_path, explainer), explainer)
+    (line,) = (path / "models.jsonl").read_text().splitlines()
+    assert stat.S_IMODE((path / "models.jsonl").stat().st_mode) == 0o600
+    kept = json.loads(line)
+    assert kept["fingerprint"] == explainer.scorer.fingerprint
+    assert not any(word in line for word in (QUERY, *DOCUMENTS))
+    moved = Probes.of(value * np.float32(1.01) for value in explainer.scorer.probes.values)
+    (path / "models.jsonl").write_text(json.dumps({**kept, "probes": moved.to_dict()}) + "\n")
+    verdicts = list(verify(path, lambda logged: explainer))
+    assert {verdict.outcome for verdict in verdicts} == {"moved"}
+    assert {verdict.reason for verdict in verdicts} == {"the model computes other embeddings than when this was logged"}
+    (path / "models.jsonl").write_text(f"not json\n{json.dumps({**kept, 'probes': moved.to_dict()})}\n{line}\n")
+    assert {verdict.outcome for verdict in verify(path, lambda logged: explainer)} == {"holds"}
+
+
+def test_a_log_without_what_the_model_computes_can_be_verified(tmp_path, explainer):
+    path = written(tmp_path, explainer)
+    (path / "models.jsonl").unlink()
+    assert {verdict.outcome for verdict in verify(path, lambda logged: explainer)} == {"holds"}
+    assert {verdict.outcome for verdict in verify(path / "log.jsonl", lambda logged: explainer)} == {"holds"}

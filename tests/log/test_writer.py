@@ -197,6 +197,100 @@ def test_a_hook_that_raises_writes_nothing_and_tells_no_text(tmp_path, caplog):
     assert not (tmp_path / "log.jsonl").exists()
 
 
+@pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_hook_or_a_sink_that_ends_the_program_costs_one_record_and_no_later_one(tmp_path, caplog, stop):
+    class Sink:
+        def context(self):
+            return None
+
+        def export(self, record, context):
+            raise stop(record.query)
+
+    def hook(text):
+        if "secret" in text:
+            raise stop(text)
+        return []
+
+    log = ExplanationLog(tmp_path, redact=hook, export=Sink())
+    for query in ("before", "my secret", "after"):
+        log.record(query=query)
+    assert log.flush(10)
+    log.record(query="later")
+    assert log.close(10)
+    assert [record.query for record in records(tmp_path)] == ["before", "after", "later"]
+    assert (log.counts.written, log.counts.failed) == (3, 1)
+    assert "secret" not in caplog.text
+
+
+def test_without_the_background_a_hook_that_ends_the_program_ends_it(tmp_path):
+    def hook(text):
+        raise SystemExit
+
+    log = ExplanationLog(tmp_path, redact=hook, background=False)
+    with pytest.raises(SystemExit):
+        log.record(query=QUERY)
+    assert log.flush(10)
+    assert log.counts.failed == 1
+
+
+def log_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rag-explain-log"]
+
+
+def test_logs_that_are_dropped_without_close_write_what_waits_and_leave_no_thread(tmp_path):
+    before, gate = log_threads(), Gate()
+    for number in range(40):
+        log = ExplanationLog(tmp_path / str(number), redact=gate)
+        for query in ("one", "two", "three"):
+            log.record(query=query, hits=[hit(handle=Deferred(explanation))])
+    del log
+    started = [thread for thread in log_threads() if thread not in before]
+    assert len(started) == 40
+    gate.open.set()
+    for thread in started:
+        thread.join(30)
+        assert not thread.is_alive()
+    for number in range(40):
+        assert [record.explained for record in records(tmp_path / str(number))] == [1, 1, 1]
+
+
+def test_an_idle_log_that_is_dropped_ends_its_thread_at_once(tmp_path):
+    log = ExplanationLog(tmp_path)
+    log.record(query=QUERY)
+    assert log.flush(10)
+    thread = log._thread
+    del log
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_log_that_is_dropped_before_the_process_ends_or_forks_loses_nothing(tmp_path):
+    program = """
+import os, sys
+from tests.support.answers import QUERY, hits
+from rag_explain.log import ExplanationLog
+def answer(name, count):
+    log = ExplanationLog(sys.argv[1])
+    for number in range(count):
+        log.record(query=f"{name} {number}", hits=hits())
+answer("parent", 100)
+child = os.fork()
+if child == 0:
+    answer("child", 50)
+else:
+    answer("later", 50)
+    os.waitpid(child, 0)
+"""
+    done = run(program, str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = sorted(record.query.split()[0] for record in records(tmp_path))
+    assert asked == ["child"] * 50 + ["later"] * 50 + ["parent"] * 100
+
+
+def test_a_generator_of_hits_is_logged(log):
+    assert log.find(log.record(query=QUERY, hits=(item for item in hits()))).documents == ("doc-0", "doc-1", "doc-2")
+
+
 def test_a_log_that_cannot_be_written_never_raises_into_the_host(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("rag_explain.log.writer._RETRIES", (0.01,))
     (tmp_path / "file").write_text("")
@@ -385,7 +479,9 @@ def test_ten_thousand_records_are_listed_by_their_heads_and_one_is_found_by_pars
     monkeypatch.setattr("rag_explain.log.record.json", Counting(parsed))
     listed = list(summaries(tmp_path))
     assert len(listed) == len(parsed) == 10_000
-    written = sum(len(line) for line in log.folder.lines())
+    written = log.folder.current.stat().st_size + sum(
+        len(gzip.decompress(p.read_bytes())) for p in tmp_path.glob("*.gz")
+    )
     assert sum(parsed) < written / 8
     parsed.clear()
     assert find(tmp_path, listed[5000].id).answer == listed[5000].answer

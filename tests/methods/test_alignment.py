@@ -16,6 +16,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput, MissingExtra, UnsupportedModel
 from rag_explain.methods.alignment import align, scores
+from rag_explain.results.notices import UNKNOWN
 from tests.support.models import TEXTS, folder, tiny
 
 QUERY, DOCUMENT = TEXTS
@@ -50,6 +51,18 @@ EXPANSIONS: list[dict[str, Any] | None] = [
     {"strategy": "fixed", "length": 20, "attend": True},
     {"strategy": "min", "length": 24},
 ]
+
+
+@pytest.mark.parametrize("expansion", EXPANSIONS)
+def test_a_multivector_encoder_says_what_it_could_not_read(expansion: dict[str, Any] | None) -> None:
+    with Explainer(colbert(expansion=expansion)) as explainer:
+        found = [explainer.explain("the 🐝", f"🚗 {DOCUMENT}") for _ in range(3)]
+    for explanation in found:
+        assert [(notice.code, notice.side) for notice in explanation.notices] == [
+            (UNKNOWN, "query"),
+            (UNKNOWN, "document"),
+        ]
+        assert explanation.notices[0].text.startswith("1 of 2 words of the query")
 
 
 @pytest.mark.parametrize("expansion", EXPANSIONS)

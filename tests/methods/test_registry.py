@@ -3,11 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from rag_explain import Explainer
-from rag_explain.errors import InvalidInput
+from rag_explain.errors import InvalidInput, UnsupportedModel
 from rag_explain.methods import METHODS
 from tests.support.models import TEXTS, tiny
 
@@ -81,3 +84,23 @@ def test_a_broken_third_party_method_is_named(
 def test_importing_the_library_does_not_import_torch() -> None:
     code = "import sys, rag_explain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Unknown(nn.Module):
+    """An operation that has no rule, after the pooling."""
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        features["sentence_embedding"] = torch.erfinv(torch.tanh(features["sentence_embedding"] / 10))
+        return features
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_that_cannot_explain_a_model_refuses_when_it_is_made(name: str) -> None:
+    model = tiny("bert", after=lambda: [Unknown()])
+    try:
+        explainer = Explainer(model, name)
+    except UnsupportedModel as error:
+        assert "aten.erfinv" in str(error)  # noqa: PT017  # which methods refuse is the question
+    else:
+        explainer.explain(QUERY, DOCUMENT)
+        assert name in ("alignment", "bti", "embeddings", "random")  # they do not follow the model to its embedding

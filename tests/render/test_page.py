@@ -106,7 +106,7 @@ def test_a_real_explanation_becomes_a_page() -> None:
         explanation = explainer.explain("How do bees find home?", document)
     shown = data_of(explanation.to_html())["sections"][0]["cards"][0]["shown"][0]
     assert shown["balance"].startswith("adds up to the score")
-    assert "read only a part of the document" in shown["notices"][0]
+    assert f"of {len(document):,} characters of the document" in shown["unread"][0]
     assert [seen for _, _, seen in shown["document"]].count(0) == 1
     best = explanation.by_word().top_pairs(1)[0]
     assert (best.query.text, best.document.text) == ("bees", "Honeybees")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from rag_explain.errors import InvalidInput
 from rag_explain.render import sentences
-from rag_explain.render.pieces import UNREAD_SHOWN, in_unit, pieces
-from rag_explain.render.views.explanation import warnings
+from rag_explain.render.views.explanation import UNREAD_SHOWN, in_unit, pieces, warnings
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
 from rag_explain.results.notices import METHOD, MISMATCH, OTHER_RANKING, Notice
+from rag_explain.results.stages import Stage
 from rag_explain.texts.tokens import Token
 from tests.support.samples import DOCUMENT, HOSTILE, explain, hits
 from tests.support.strategies import TEXTS, make
@@ -44,7 +44,7 @@ def test_the_unseen_tail_is_shown_as_unseen_and_counted() -> None:
     tail = pieces(long, "document")[-1]
     assert len(tail.text) < UNREAD_SHOWN + 40
     assert tail.text.endswith("more characters")
-    assert "read only a part of the document" in sentences.notices(long)[0]
+    assert "read only the first" in sentences.unread(long, "document")[0]
 
 
 def test_a_text_cut_at_its_beginning_shows_the_unseen_head() -> None:
@@ -118,6 +118,15 @@ def test_facts_of_a_hit() -> None:
     assert sentences.facts(hit) == "0.4200 squared L2 · exact similarity 0.7800 · the index differs by +0.0100"
     assert sentences.facts(replace(hit, score=None)) == "no score of its own · exact similarity 0.7800"
     assert sentences.facts(hits()[0]).endswith(" cosine")
+    found = Stage("index", "search", 3, None, 0.42, "squared L2")
+    staged = replace(hit, score=2.0, metric="unknown", stages=(found, Stage("Filter", "filter", 2, 3)))
+    after = "rank 2 after Filter; before that rank 3 by index (0.4200 squared L2)"
+    more = " · exact similarity 0.7800 · the index differs by +0.0100"
+    assert sentences.facts(staged) == after + more
+    staged = replace(staged, stages=(*staged.stages, Stage("Reranker", "rerank", 1, 2, 2.0)))
+    assert sentences.facts(staged) == f"rank 1 by Reranker (2.0000); before that {after}{more}"
+    assert sentences.ranked((found, Stage("x", "rerank", None, 3))).startswith("by x (no score); before that rank 3 by")
+    assert not sentences.ranked((found,))
     assert (
         sentences.missing(Hit(id="a", text=None, rank=1, score=0.42, metric="cosine"))
         == "No explanation (skipped): not asked for"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -278,10 +280,43 @@ def test_precomputed_documents_are_explained_by_one_product_and_can_be_forgotten
     with Explainer(tiny(after=lambda: [Normalize()], dtype=torch.float32)) as mine:
         names = [f"doc-{i}" for i in range(len(TEXTS))]
         retriever = FaissRetriever.from_texts(TEXTS, mine, ids=names)
-        assert retriever.precompute(progress=False) == len(TEXTS)
+        assert retriever.precompute(progress=False).built == len(TEXTS)
         hits = retriever.search(QUERY, 3, explain="eager")
         assert [hit.explanation.provenance["path"] for hit in hits if hit.explanation] == ["memory"] * 3
         mine.store.forget([hits[0].id])
         again = retriever.search(QUERY, 3, explain="eager")
         assert again[0].explanation is not None
         assert again[0].explanation.provenance["path"] != "memory"
+
+
+def test_numbers_of_numpy_and_numbers_that_are_too_large() -> None:
+    retriever = FaissRetriever.from_texts(CORPUS, explainer())
+    hits = retriever.search(QUERY, np.int64(3), top=np.int32(1))  # type: ignore[arg-type]  # as numpy gives them
+    assert [hit.status for hit in hits] == ["pending", "skipped", "skipped"]
+    assert [hit.id for hit in retriever.search(QUERY, 10**30)] == [hit.id for hit in retriever.search(QUERY, 5)]
+    for wrong in (2.0, "2", True, None, np.array([1, 2])):
+        with pytest.raises(InvalidInput, match="k must be a whole number"):
+            retriever.search(QUERY, wrong)  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_ids_that_are_no_strings_are_refused_before_anything_is_embedded() -> None:
+    index = FaissRetriever.from_texts(CORPUS[:2], explainer()).index
+    for ids in ([1, 2], ["a", 2], {0: 1}, np.array([1, 2])):
+        with pytest.raises(InvalidInput, match=r"id must be a string, not .*: give str\(id\)"):
+            FaissRetriever(index, CORPUS[:2], explainer(), ids=ids)  # type: ignore[arg-type]  # the mistake under test
+    with pytest.raises(InvalidInput, match="id must be a string"):
+        FaissRetriever.from_texts([None, None], explainer(), ids=[1, 2])  # type: ignore[list-item]  # not even read
+
+
+def test_copies_and_pickles_of_a_retriever_and_its_hits() -> None:
+    retriever = FaissRetriever.from_texts(CORPUS, explainer())
+    assert copy.deepcopy(retriever) is copy.copy(retriever) is retriever
+    with pytest.raises(InvalidInput, match=r"cannot be pickled: use save\(folder\)"):
+        pickle.dumps(retriever)
+    hits = retriever.search(QUERY, 2)
+    assert copy.deepcopy(hits)[0].explanation is hits[0].explanation is not None
+    again = pickle.loads(pickle.dumps(hits))
+    assert type(again) is Hits
+    assert [hit.status for hit in again] == ["ready", "skipped"]
+    assert again[0].explanation.to_dict() == hits[0].explanation.to_dict()
+    assert again[1].reason == "it was not computed before the hit was pickled"

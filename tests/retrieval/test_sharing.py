@@ -42,9 +42,26 @@ def test_wrappers_around_one_model_share_one_explainer_and_its_cache(monkeypatch
         thread.join()
     assert made[0] is made[1]
     assert len(checks) == 1
-    assert one.precompute([CORPUS[0]], progress=False) == 1
-    assert other.precompute([CORPUS[0]], progress=False) == 0
+    assert one.precompute([CORPUS[0]], progress=False).built == 1
+    assert other.precompute([CORPUS[0]], progress=False).built == 0
     assert HitExplainer(tiny(dtype=torch.float32)).explainer is not made[0]
+
+
+def test_a_model_that_was_changed_gets_a_new_explainer_by_itself() -> None:
+    model = tiny(dtype=torch.float32)
+    one, other = HitExplainer(model), HitExplainer(model)
+    before = one.explainer
+    assert other.explainer is before
+    model[1].pooling_mode = "cls"
+    (hit,) = one.hits(QUERY, documents())
+    own = float(model.similarity(model.encode_query(QUERY), model.encode_document(CORPUS[0])))
+    assert hit.explanation is not None
+    assert hit.explanation.score == pytest.approx(own, abs=1e-5)
+    assert one.explainer is other.explainer is not before
+    given = HitExplainer(before)  # the user's own is not replaced: it refuses
+    (hit,) = given.hits(QUERY, documents())
+    assert hit.explanation is None
+    assert "make a new one" in (hit.reason or "")
 
 
 def test_an_explainer_that_was_given_is_used_as_it_is() -> None:

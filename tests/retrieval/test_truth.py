@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cache
-from types import SimpleNamespace
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sentence_transformers.sentence_transformer.modules import Normalize
 
 from rag_explain.explainer import Explainer
 from rag_explain.results.hits import Hit
-from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.results.notices import MISMATCH, OTHER_RANKING, OTHER_SCORE
-from rag_explain.retrieval import HitExplainer, RetrievedDocument, faiss_metric, retriever_reason
+from rag_explain.results.metric import Metric
+from rag_explain.results.notices import MISMATCH, OTHER_RANKING, OTHER_SCORE, UNCHECKED
+from rag_explain.retrieval import TOLERANCE, HitExplainer, RetrievedDocument, retriever_reason
 from tests.support.models import CORPUS, tiny
 
 QUERY = "where is the cat?"
@@ -78,9 +80,13 @@ def test_reasons_of_the_retriever_and_of_the_call_are_both_said() -> None:
     assert hit.explanation.surrogate == "reranked; the mean of two queries"
 
 
-def test_a_score_that_tells_no_similarity_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
-    assert codes(hit_of(12.0)) == []
-    assert codes(hit_of(12.0, metric=Metric("inner product", is_normalised=False))) == []
+def test_where_nothing_can_be_compared_that_is_said_and_is_no_stand_in(caplog: pytest.LogCaptureFixture) -> None:
+    for hit in (hit_of(12.0), hit_of(12.0, metric=Metric("inner product", is_normalised=False))):
+        assert codes(hit) == [UNCHECKED]
+        assert hit.explanation is not None
+        assert hit.explanation.surrogate is None
+        assert hit.explanation.notices[-1].level == "note"
+    assert codes(hit_of(12.0, surrogate="reranked")) == [OTHER_RANKING]
     assert not caplog.records
 
 
@@ -100,7 +106,55 @@ def test_what_the_user_declares_goes_before_what_was_found_out() -> None:
     assert retriever_reason(False, "found out") is None
 
 
-def test_the_metrics_of_faiss() -> None:
-    assert faiss_metric(SimpleNamespace(metric_type=0)) == Metric("inner product")
-    assert faiss_metric(SimpleNamespace(metric_type=1)) == Metric("squared L2")
-    assert faiss_metric(SimpleNamespace(metric_type=23)) == faiss_metric(None) == UNKNOWN
+class Kept:
+    """An engine that keeps one vector for the document, or fails."""
+
+    tolerance = TOLERANCE
+
+    def __init__(self, vector: Any, metric: str = "cosine") -> None:
+        self.vector, self.metric = vector, Metric(metric)
+
+    def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
+        if self.vector is None:
+            raise ConnectionError("no route to host")
+        return dict.fromkeys(ids, self.vector)
+
+    def documents(self) -> None:
+        return None
+
+
+def test_the_vector_that_an_index_keeps_is_compared_by_its_direction_or_with_its_length() -> None:
+    by_dot = Explainer(tiny(dtype=torch.float32, similarity_fn_name="dot"))
+    own = explainer().document_vectors(CORPUS[:1])[0]
+    moved = own + 5e-3 * np.linalg.norm(own) * np.eye(len(own))[0]
+    for source, vector, metric, expected in (
+        (explainer(), own, "cosine", []),
+        (explainer(), 2 * own, "cosine distance", []),
+        (explainer(), moved, "cosine", [MISMATCH]),
+        (explainer(), own[:8], "cosine", [MISMATCH]),
+        (explainer(), own, "squared L2", [OTHER_RANKING]),
+        (explainer(), own, "1 - inner product", [OTHER_RANKING]),
+        (explainer(), own / np.linalg.norm(own), "squared L2", []),
+        (explainer(), own, "unknown", []),
+        (by_dot, own, "inner product", []),
+        (by_dot, 2 * own, "inner product", [MISMATCH]),
+        (by_dot, own, "cosine", [OTHER_RANKING]),
+        (explainer(), None, "cosine", [UNCHECKED]),
+    ):
+        assert codes(hit_of(0.0, source, engine=partial(Kept, vector, metric))) == expected, (metric, vector)
+
+
+def test_half_precision_may_round_more() -> None:
+    half = Explainer(tiny(dtype=torch.bfloat16))
+    (own,) = half.explain_many(QUERY, CORPUS[:1])
+    for off, source, expected in ((0.01, half, []), (0.01, explainer(), [MISMATCH]), (0.1, half, [MISMATCH])):
+        score = source.explain(QUERY, CORPUS[0]).score - off
+        assert codes(hit_of(score, source, metric="cosine")) == expected
+    assert own.score < 1.01
+
+
+def test_vectors_of_documents_come_from_the_store_where_it_has_them() -> None:
+    with Explainer(tiny(after=lambda: [Normalize()], dtype=torch.float32)) as own:
+        fresh = own.document_vectors(CORPUS)
+        assert own.precompute(CORPUS[:2], progress=False).built == 2
+        np.testing.assert_allclose(own.document_vectors(CORPUS), fresh, atol=1e-6)

@@ -7,7 +7,9 @@ import torch
 from sentence_transformers.base.modules import Dense
 from torch import nn
 
+from rag_explain import Explainer
 from rag_explain.cli import main
+from rag_explain.errors import UnsupportedModel
 from rag_explain.methods.checks import examine
 from rag_explain.scorers import resolve
 from tests.support.models import ARCHITECTURES, folder, tiny
@@ -29,6 +31,13 @@ def test_what_is_not_supported_is_said():
         "this encoder cannot be explained exactly: the activation sigmoid(x) is 0.5 at zero, so it is no multiple of "
         "its input in Dense (module 2)"
     ]
+
+
+def test_a_prompt_that_leaves_no_room_for_a_text_is_refused():
+    model = tiny("bert", prompts={"document": "the cat sat on the mat: "})
+    model.max_seq_length = 5
+    with pytest.raises(UnsupportedModel, match="no room"):
+        Explainer(model)
 
 
 def test_the_command(capsys):

@@ -13,6 +13,7 @@ from rag_explain.errors import FormatError, InvalidInput, StoreError
 from rag_explain.factors import Factors
 from rag_explain.store.codec import Precision, decode, encode
 from rag_explain.texts.tokens import Token
+from tests.support.samples import truncation
 from tests.support.synthetic import make_factors, make_key
 
 KEY = make_key()
@@ -20,7 +21,7 @@ HEADER = 72
 
 
 def same_about(left: Factors, right: Factors) -> bool:
-    names = ("tokens", "norm", "role", "method", "settings", "fingerprint", "unit", "truncated")
+    names = ("tokens", "norm", "role", "method", "settings", "fingerprint", "unit", "truncated", "notices")
     return all(getattr(left, name) == getattr(right, name) for name in names)
 
 
@@ -44,7 +45,12 @@ def test_round_trip(precision: Precision, tolerance: float) -> None:
     )
     references = {"nodes": 16, "similarity": 0.5, "reference": [0.25, -1.0]}
     factors = make_factors(
-        n=5, tokens=tokens, truncated=True, unit="word", references=references, settings={"layer": 3, "x": [1, None]}
+        n=5,
+        tokens=tokens,
+        notices=(truncation("document"),),
+        unit="word",
+        references=references,
+        settings={"layer": 3, "x": [1, None]},
     )
     data = encode(KEY, factors, precision)
     back = decode(KEY, data)
@@ -173,6 +179,13 @@ def test_a_forged_length_of_the_tokens_is_refused() -> None:
         decode(KEY, resealed(bytes(data)))
 
 
+def test_factors_that_do_not_say_what_was_not_read_are_of_an_older_format() -> None:
+    data = bytearray(encode(KEY, make_factors()))
+    struct.pack_into("<H", data, 4, 2)
+    with pytest.raises(FormatError, match="another format"):
+        decode(KEY, resealed(bytes(data)))
+
+
 def forged_about(**changes: object) -> bytes:
     """A row whose JSON was changed, with every length and the checksum made right again."""
     data = encode(KEY, make_factors(n=2, h=4))
@@ -198,6 +211,11 @@ def forged_about(**changes: object) -> bytes:
         {"method": 3},
         {"settings": []},
         {"references": []},
+        {"notices": None},
+        {"notices": [["unknown", "a sentence", "warning", "admin"]]},
+        {"notices": [["unknown", "a sentence", "fatal", None]]},
+        {"notices": [["unknown", 3, "warning", None]]},
+        {"notices": [["unknown", "a sentence"], 5]},
         {"tokens": None, "starts": None},
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rag_explain.store.memory import Memory
+from tests.support.samples import truncation
 from tests.support.synthetic import make_factors, make_key
 
 SIZE = Memory().put(b"k", make_factors()).nbytes
@@ -19,7 +20,7 @@ def fill(memory: Memory, seeds: range, device: str = "cpu") -> None:
 
 
 def test_placed_factors_share_their_block_with_the_tensor() -> None:
-    factors = make_factors(truncated=True, error=1e-5, references={"a": 1})
+    factors = make_factors(notices=(truncation("document"),), error=1e-5, references={"a": 1})
     placed = Memory().put(b"k", factors)
     np.testing.assert_array_equal(placed.block.numpy(), np.vstack([factors.rows, factors.rest]))
     assert placed.factors is factors
@@ -66,7 +67,7 @@ class SmallDevice:
         self.room = room
         self.held: list[weakref.ref[torch.Tensor]] = []
 
-    def place(self, block: torch.Tensor, device: str) -> torch.Tensor:
+    def place(self, block: torch.Tensor) -> torch.Tensor:
         self.held = [ref for ref in self.held if ref() is not None]
         if len(self.held) >= self.room:
             raise torch.OutOfMemoryError("no room")
@@ -76,7 +77,8 @@ class SmallDevice:
 
 
 def test_a_device_without_memory_evicts_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rag_explain.store.memory.to_device", SmallDevice(4).place)
+    device = SmallDevice(4)
+    monkeypatch.setattr(torch.Tensor, "to", lambda block, name: device.place(block))
     memory = Memory(100 * SIZE)
     fill(memory, range(10), "cuda")
     info = memory.info()
@@ -86,7 +88,8 @@ def test_a_device_without_memory_evicts_and_tries_again(monkeypatch: pytest.Monk
 
 
 def test_a_device_that_stays_without_memory_leaves_it_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rag_explain.store.memory.to_device", SmallDevice(0).place)
+    device = SmallDevice(0)
+    monkeypatch.setattr(torch.Tensor, "to", lambda block, name: device.place(block))
     memory = Memory(100 * SIZE)
     fill(memory, range(3), "cuda")
     assert memory.info()["cpu"]["documents"] == 3

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import subprocess
 import sys
 import threading
@@ -252,3 +254,24 @@ def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(MissingExtra, match=r"pip install \"rag-explain\[remote\]\""):
         Bucket("memory://")
+
+
+@pytest.mark.parametrize("url", ["foo://x", "s3://", "://", "", "folder"])
+def test_a_place_that_is_no_bucket_is_refused_in_words(url: str) -> None:
+    with pytest.raises(StoreError, match=r"cannot be opened .*: give s3://"):
+        Store(remote=url)
+
+
+def test_a_bucket_in_a_folder_is_for_its_owner_only_and_not_made_to_be_read(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no store at file://"):
+        Store(remote=(tmp_path / "none").as_uri(), readonly=True)
+    assert list(tmp_path.iterdir()) == []
+    before = os.umask(0)
+    try:
+        with Store(remote=(tmp_path / "bucket").as_uri()) as store:
+            store.put([make_entry(0)])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "bucket").stat().st_mode) == 0o700
+    with Store(remote=(tmp_path / "bucket").as_uri(), readonly=True) as store:
+        assert store.has([make_key(0)]) == {make_key(0)}

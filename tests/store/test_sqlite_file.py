@@ -220,7 +220,7 @@ def test_a_database_with_another_schema_is_set_aside_unread(
 
 
 def test_a_store_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
-    tampered(tmp_path, "PRAGMA user_version=3")
+    tampered(tmp_path, "PRAGMA user_version=4")
     before = (tmp_path / "factors.sqlite").read_bytes()
     with pytest.raises(StoreError, match="newer"):
         Store(tmp_path)

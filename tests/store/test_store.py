@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -226,3 +227,17 @@ def test_each_kind_of_trouble_is_a_warning_once(tmp_path: Path, caplog: pytest.L
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(InvalidInput, match="precision"):
         Store(precision="fp8")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ids", [[17], [None], [b"a"], "doc", 17, None])
+def test_what_is_no_list_of_ids_is_not_forgotten_but_refused(ids: Any) -> None:
+    with Store() as store, pytest.raises(InvalidInput, match="id"):
+        store.forget(ids)
+
+
+@pytest.mark.parametrize("folder", ["s3://bucket/factors", "file:///tmp/factors", "", 3])
+def test_what_is_no_folder_is_not_made_one(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=r"Store\(remote=\.\.\.\)"):
+        Store(folder)
+    assert list(tmp_path.iterdir()) == []

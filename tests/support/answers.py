@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
+from rag_explain.results.stages import Stage
 from rag_explain.texts.tokens import Token
 from tests.support.samples import with_notices
 
@@ -56,6 +58,13 @@ def hit(document: str = DOCUMENTS[0], rank: int = 0, query: str = QUERY, seed: i
         "handle": Deferred.ready(why),
     }
     return Hit(**{**fields, **changes})
+
+
+def reranked(hit: Hit, rank: int = 1, score: float | None = 2.0) -> Hit:
+    """A hit that a search found at rank 3 and a reranker put elsewhere."""
+    found = Stage("VectorIndexRetriever", "search", 3, None, hit.score, hit.metric)
+    stage = Stage("Reranker", "rerank", rank, 3, score)
+    return replace(hit, rank=rank, score=score, metric="unknown", stages=(found, stage))
 
 
 def hits(query: str = QUERY) -> list[Hit]:

@@ -52,7 +52,7 @@ class BagOfVectors(Scorer):
         tokens = tuple(
             tuple(Token(passage.text[a:b], a, b) for a, b in word_spans(passage.text)) for passage in passages
         )
-        return Batch(passages=tuple(passages), role=role, tokens=tokens, truncated=(False,) * len(passages))
+        return Batch(passages=tuple(passages), role=role, tokens=tokens, notices=((),) * len(passages))
 
     def embed(self, passages: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
         batch = self.read(as_passages(passages), role)

@@ -143,3 +143,19 @@ def tiny(
     include_prompt = settings.pop("include_prompt", True)
     modules = [transformer, Pooling(width, pooling, include_prompt=include_prompt), *(after() if after else [])]
     return SentenceTransformer(modules=modules, device="cpu", **settings).to(dtype)
+
+
+@functools.cache
+def cross_encoder_folder() -> Path:
+    """Where a tiny cross-encoder is saved: BERT with one output and random weights."""
+    words = tokenizer("wordpiece")
+    torch.manual_seed(3)
+    config = transformers.BertConfig(vocab_size=len(words), pad_token_id=0, num_labels=1, **_BERT, **_POSITIONS)
+    model = transformers.BertForSequenceClassification(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(mean=1.0 if parameter.ndim == 1 and (parameter == 1).all() else 0.0, std=0.3)
+    where = Path(tempfile.mkdtemp(prefix="tiny-cross-encoder-"))
+    model.save_pretrained(where)
+    words.save_pretrained(where)
+    return where

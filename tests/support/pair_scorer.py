@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rag_explain.encoder.batch import Batch
 from rag_explain.methods import ExplainedPair, Method, explained
+from rag_explain.results.notices import TRUNCATED, Notice
 from rag_explain.scorers import Scorer
 from rag_explain.texts.passage import Passage, as_passage, as_passages
 from rag_explain.texts.segments import word_spans
@@ -19,6 +20,7 @@ from rag_explain.texts.tokens import Role, Token
 
 LIMIT = 12  # words of both texts together
 BIAS = -1.5
+CUT = Notice(TRUNCATED, "The words that do not fit have no influence on the score.", side="document")
 
 
 def weight(query: str, document: str) -> float:
@@ -61,7 +63,7 @@ class PairReader(Scorer):
 
     def read(self, passages: Sequence[Passage], role: Role) -> Batch:
         words = tuple(tuple(Token(p.text[a:b], a, b) for a, b in word_spans(p.text)) for p in passages)
-        return Batch(passages=tuple(passages), role=role, tokens=words, truncated=(False,) * len(passages))
+        return Batch(passages=tuple(passages), role=role, tokens=words, notices=((),) * len(passages))
 
     def read_pair(self, query: Passage, document: Passage) -> Batch:
         left, right = self.read([query, document], "document").tokens
@@ -70,7 +72,7 @@ class PairReader(Scorer):
             passages=(query, document),
             role="document",
             tokens=(left, right[:room]),
-            truncated=(False, len(right) > room),
+            notices=((), (CUT,) if len(right) > room else ()),
         )
 
     def score(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:

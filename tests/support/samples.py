@@ -11,9 +11,9 @@ import numpy as np
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
-from rag_explain.results.notices import OTHER_RANKING, Notice, truncation
+from rag_explain.results.notices import OTHER_RANKING, TRUNCATED, Notice
 from rag_explain.texts.segments import word_spans
-from rag_explain.texts.tokens import Token
+from rag_explain.texts.tokens import Role, Token
 
 QUERY = "How do I reset a forgotten bank password?"
 DOCUMENT = (
@@ -76,6 +76,10 @@ def explain(
         "provenance": {"path": "cold", "seconds": 0.4},
     }
     return Explanation(**fields | with_notices(fields["notices"], changes))
+
+
+def truncation(side: Role) -> Notice:
+    return Notice(TRUNCATED, f"The encoder read only the first 10 of 90 characters of the {side}.", side=side)
 
 
 def with_notices(notices: Sequence[Notice], changes: dict[str, Any]) -> dict[str, Any]:

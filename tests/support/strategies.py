@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rag_explain.results.explanation import Explanation
-from rag_explain.results.notices import truncation
 from rag_explain.texts.segments import Span
 from rag_explain.texts.tokens import Token
+from tests.support.samples import truncation
 
 CHARACTERS = "ab Z'’-.,!?\n\t\r\u0301\u200d\u200c\ufe0f東京。ーアไทยก็नमस्ते।👩👧🇫🇷5\u202e\u00a0<&_\x00"
 TEXTS = st.one_of(st.text(alphabet=CHARACTERS, max_size=60), st.text(max_size=40))

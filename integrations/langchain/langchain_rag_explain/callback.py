@@ -9,7 +9,7 @@ answer. Runs are told apart by their ids, never by time or thread, so any number
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,21 +19,32 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 
-from langchain_rag_explain.documents import ExplainedDocument, get_explanation
+from langchain_rag_explain.documents import carried, get_explanation, reranked_score
 from rag_explain.log import ExplanationLog
 from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun
 from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
+from rag_explain.retrieval import UNNAMED, StagedHits
 
 _QUESTIONS = ("input", "question", "query", "messages")
 _ANSWERS = ("answer", "output", "result", "text", "response", "messages")
 
 
+_Found = Sequence[tuple[Document, Hit | None]]
+
+
 @dataclass
 class _Retrieval:
     query: str
+    name: str
     outer: UUID | None  # the retriever inside which this one ran
-    documents: Sequence[Document] = ()
+    found: _Found = ()  # as the last stage left them
+
+    @property
+    def handles(self) -> set[Deferred[Explanation]]:
+        """Which hits those are."""
+        return {hit.handle for _, hit in self.found if hit is not None}
 
 
 @dataclass
@@ -43,6 +54,31 @@ class _Answer:
     inputs: Any
     tags: list[str]
     retrievals: dict[UUID, _Retrieval] = field(default_factory=dict)
+    names: dict[UUID, str] = field(default_factory=dict)  # of all runs
+    staged: StagedHits = field(default_factory=StagedHits)
+
+    def pass_through(self, documents: Sequence[Document], name: str, run: UUID | None, outer: UUID | None) -> _Found:
+        """The documents that the stage of this name returned, each with its hit."""
+        found = [(_keys(document), carried(document)) for document in documents]
+        known = [self.staged.find(*one, run) for one in found]
+        told = [
+            None if hit is None else reranked_score(document, hit)
+            for document, hit in zip(documents, known, strict=True)
+        ]
+        scores = told if any(score is not None for score in told) else None
+        hits = self.staged.pass_through(name, found, scores, run=run, outer=outer, is_seen=run is not None)
+        return list(zip(documents, hits, strict=True))
+
+    def step(self, run: UUID, documents: Sequence[Document]) -> None:
+        """A part of the chain returned documents: a stage, if retrievers of the chain had found them all."""
+        hits = [self.staged.find(_keys(document), carried(document)) for document in documents]
+        handles = {None if hit is None else hit.handle for hit in hits}
+        outermost = [one for one in self.retrievals.values() if one.outer is None]
+        sources = [one for one in outermost if not handles.isdisjoint(one.handles)]
+        if sources and handles.issubset(set().union(*(one.handles for one in sources))):
+            found = self.pass_through(documents, self.names.get(run, UNNAMED), None, None)
+            for source in sources:  # what a step merges is told once
+                source.found = found if source is sources[0] else ()
 
 
 class ExplanationLogHandler(BaseCallbackHandler):
@@ -88,9 +124,10 @@ class ExplanationLogHandler(BaseCallbackHandler):
         self._begin(run_id, parent_run_id, query, more)
         with self._runs.outermost(run_id) as outermost:
             if outermost is not None:
-                retrievals = outermost.state.retrievals
-                outer = next((run for run in outermost.around(run_id) if run in retrievals), None)
-                retrievals[run_id] = _Retrieval(query, outer)
+                answer = outermost.state
+                outer = next((run for run in outermost.around(run_id) if run in answer.retrievals), None)
+                answer.retrievals[run_id] = _Retrieval(query, answer.names[run_id], outer)
+                answer.staged.enter(run_id)
 
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any
@@ -98,11 +135,16 @@ class ExplanationLogHandler(BaseCallbackHandler):
         """A retriever has found its documents."""
         with self._runs.outermost(run_id) as outermost:
             if outermost is not None and run_id in outermost.state.retrievals:
-                outermost.state.retrievals[run_id].documents = list(documents)
+                retrieval = outermost.state.retrievals[run_id]
+                retrieval.found = outermost.state.pass_through(documents, retrieval.name, run_id, retrieval.outer)
         self._end(run_id, None, {})
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any) -> None:
         """A chain, or a part of one, has ended; the outermost one makes a record."""
+        documents = _documents(outputs)
+        with self._runs.outermost(run_id) as outermost:
+            if outermost is not None and documents:
+                outermost.state.step(run_id, documents)
         self._end(run_id, outputs, {})
 
     def on_tool_end(self, output: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any) -> None:
@@ -133,6 +175,9 @@ class ExplanationLogHandler(BaseCallbackHandler):
         # A parent that is not known: the callback was put on a part of the chain, which is then outermost.
         if not self._runs.join(run_id, parent):
             self._runs.open(run_id, _Answer(inputs, list(more.get("tags") or [])))
+        with self._runs.outermost(run_id) as outermost:
+            if outermost is not None:
+                outermost.state.names[run_id] = more.get("name") or UNNAMED
 
     def _end(self, run_id: UUID, outputs: Any, failure: Mapping[str, Any]) -> None:
         answer = self._runs.close(run_id)
@@ -185,28 +230,31 @@ def _text(value: Any, keys: Sequence[str]) -> str | None:
     return None
 
 
+def _documents(outputs: Any) -> Sequence[Document]:
+    """The documents that a part of a chain returned, alone or as the one list of them among other values."""
+    lists = [outputs] if isinstance(outputs, list) else list(outputs.values()) if isinstance(outputs, Mapping) else []
+    found = [one for one in lists if isinstance(one, list) and one and all(isinstance(item, Document) for item in one)]
+    return found[0] if len(found) == 1 else ()
+
+
+def _keys(document: Document) -> Sequence[Hashable]:
+    """What a copy of a document is known by; some copies lose the id."""
+    text = document.page_content
+    return (text,) if document.id is None else ((document.id, text), text)
+
+
 def _hits(answer: _Answer) -> list[Hit]:
     """The documents of the outermost retrievers, which the chain saw; explanations may come from inner ones."""
-    inner = {
-        (document.id, document.page_content): document.hit
-        for retrieval in answer.retrievals.values()
-        for document in retrieval.documents
-        if isinstance(document, ExplainedDocument)
-    }
-    found = [
-        (document, inner.get((document.id, document.page_content)))
-        for retrieval in answer.retrievals.values()
-        if retrieval.outer is None
-        for document in retrieval.documents
+    outermost = (retrieval for retrieval in answer.retrievals.values() if retrieval.outer is None)
+    found = (both for retrieval in outermost for both in retrieval.found)
+    return [
+        _bare(document, rank) if hit is None else replace(hit, rank=rank)
+        for rank, (document, hit) in enumerate(found, 1)
     ]
-    return [_hit(document, hit, rank) for rank, (document, hit) in enumerate(found, 1)]
 
 
-def _hit(document: Document, hit: Hit | None, rank: int) -> Hit:
-    if isinstance(document, ExplainedDocument):
-        return replace(document.hit, rank=rank)
-    if hit is not None:
-        return replace(hit, rank=rank)
+def _bare(document: Document, rank: int) -> Hit:
+    """A hit for a document that no wrapped retriever found."""
     explanation = get_explanation(document)  # as plain data in its metadata, after a journey through JSON
     return Hit(
         id=document.id or f"#{rank}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from langchain_core.documents import Document
@@ -9,6 +10,9 @@ from pydantic import PrivateAttr
 
 from rag_explain import Explanation, Hit
 from rag_explain.errors import FormatError
+from rag_explain.retrieval import UNNAMED, same_score, scored
+
+_RERANKED = "relevance_score"  # where LangChain's rerankers write their score: in a document's metadata
 
 
 class ExplanationData(dict[str, Any]):
@@ -37,10 +41,14 @@ class ExplainedDocument(Document):
 
     @property
     def hit(self) -> Hit:
-        """The retriever's score, the exact similarity, and where the explanation stands."""
+        """The document's score and what gave it, the exact similarity, and where the explanation stands.
+
+        A document does not know its place in a list: after a reranker, `hit.rank` is still the rank in the search.
+        """
         if self._hit is None:
             raise AttributeError("this document did not come from an ExplainingRetriever")
-        return self._hit
+        score = reranked_score(self, self._hit)
+        return self._hit if score is None or same_score(score, self._hit.score) else scored(self._hit, UNNAMED, score)
 
     @property
     def explanation(self) -> Explanation | None:
@@ -64,10 +72,23 @@ class ExplainedDocument(Document):
     __hash__ = None  # type: ignore[assignment]  # like every Document: it can be changed
 
 
+def carried(document: Document) -> Hit | None:
+    """The hit that was put beside a document when it was found; None where there is none."""
+    return document._hit if isinstance(document, ExplainedDocument) else None
+
+
+def reranked_score(document: Document, hit: Hit | None = None) -> float | None:
+    """What a reranker wrote into the document's metadata since its hit was made; None where none did."""
+    score = document.metadata.get(_RERANKED)
+    if not isinstance(score, Real) or isinstance(score, bool):
+        return None
+    return float(score) if hit is None or hit.metadata.get(_RERANKED) != score else None
+
+
 def get_explanation(document: Document) -> Explanation | None:
     """The explanation of a document: computed on first use, or read back from its metadata; None if there is none."""
     if isinstance(document, ExplainedDocument) and document._hit is not None:
-        return document._hit.explanation
+        return document.hit.explanation
     for value in document.metadata.values():
         if isinstance(value, dict) and value.get("format") == "rag_explain.explanation":
             try:

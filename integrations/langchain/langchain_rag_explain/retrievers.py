@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -14,22 +15,17 @@ from langchain_core.callbacks import (
 )
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
-from langchain_core.vectorstores import InMemoryVectorStore, VectorStore, VectorStoreRetriever
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from pydantic import Field, PrivateAttr
 
-from langchain_rag_explain._internals import docstore_documents, tracing_parameters
-from langchain_rag_explain.documents import ExplainedDocument
+from langchain_rag_explain._internals import tracing_parameters
+from langchain_rag_explain.documents import ExplainedDocument, reranked_score
+from langchain_rag_explain.stores import embedder_of, engine_of_store, stored_documents
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval import (
-    ExplainMode,
-    HitExplainer,
-    RetrievedDocument,
-    faiss_metric,
-    held_model,
-    retriever_reason,
-)
+from rag_explain.results.precomputed import Precomputed
+from rag_explain.retrieval import TOLERANCE, ExplainMode, HitExplainer, RetrievedDocument, retriever_reason
 
 logger = logging.getLogger("langchain_rag_explain")
 
@@ -49,7 +45,8 @@ class ExplainingRetriever(BaseRetriever):
     retriever: BaseRetriever | None = None
     vectorstore: VectorStore | None = None
     explainer: Any = None
-    """An Explainer, or a model to make one from; None: the SentenceTransformer inside the store's embeddings."""
+    """An Explainer, or a model to make one from; None: the SentenceTransformer inside the store's embeddings, with the
+    prompts, instructions and dimensions that they use."""
     explain: Any = "lazy"
     """"lazy", "eager" or "off"; also `invoke(query, explain=...)`."""
     top: int | None = None
@@ -69,29 +66,41 @@ class ExplainingRetriever(BaseRetriever):
 
     _hit_explainer: HitExplainer = PrivateAttr()
 
-    def model_post_init(self, context: Any, /) -> None:
+    def __init__(self, **fields: Any) -> None:
         """Find out what the documents are scored by."""
+        # Not in model_post_init: pydantic would hide what is refused there behind an error of its own.
+        super().__init__(**fields)
         if (self.retriever is None) == (self.vectorstore is None):
             raise InvalidInput("ExplainingRetriever takes a retriever or a vectorstore, and not both")
-        store = self.vectorstore if self.retriever is None else getattr(self.retriever, "vectorstore", None)
-        model = None if store is None else held_model(store.embeddings)
-        source = model if self.explainer is None else self.explainer
+        store = self._store
+        embedder = None if store is None else embedder_of(store.embeddings)
+        source = self.explainer
+        if source is None and embedder is not None and embedder.model is not None:
+            source = embedder
         if source is None:
             raise InvalidInput(
                 f"no SentenceTransformer was found in {type(self.retriever or self.vectorstore).__name__}: "
                 "pass explainer=Explainer(model) with the model that embeds its documents"
             )
-        metric = _metric(self.vectorstore) if self.metric is None else Metric.named(self.metric)
-        # Where there is a score to compare with, every explanation is checked against it: nothing need be assumed.
-        surrogate = _surrogate(self.retriever, store, known=model is not None or metric != UNKNOWN)
+        engine = engine_of_store(store)
+        told = UNKNOWN if engine is None or self.vectorstore is None else engine.metric
+        metric = told if self.metric is None else Metric.named(self.metric)
         self._hit_explainer = HitExplainer(
             source,
             explain=self.explain,
             top=self.top,
             time_limit=self.time_limit,
-            metric=metric,
-            surrogate=retriever_reason(self.surrogate, surrogate),
+            metric=metric if self.retriever is None or _is_plain(self.retriever) else UNKNOWN,
+            surrogate=retriever_reason(self.surrogate, _surrogate(self.retriever)),
+            tolerance=TOLERANCE if engine is None else engine.tolerance,
+            embedder=embedder,
+            engine=partial(engine_of_store, store),
+            name=_name(self.retriever or self.vectorstore),
         )
+
+    @property
+    def _store(self) -> VectorStore | None:
+        return self.vectorstore or getattr(self.retriever, "vectorstore", None)
 
     # ------------------------------------------------------------------ retrieval
 
@@ -107,7 +116,7 @@ class ExplainingRetriever(BaseRetriever):
         options = self._options(kwargs)
         if self.retriever is not None:
             found = self.retriever.invoke(query, config={"callbacks": run_manager.get_child()}, **options)
-            scored: list[_Scored] = [(document, None) for document in found]
+            scored: list[_Scored] = [(document, self._told(document)) for document in found]
         else:
             assert self.vectorstore is not None
             scored = list(self.vectorstore.similarity_search_with_score(query, **options))
@@ -132,7 +141,7 @@ class ExplainingRetriever(BaseRetriever):
         options = self._options(kwargs)
         if self.retriever is not None:
             found = await self.retriever.ainvoke(query, config={"callbacks": run_manager.get_child()}, **options)
-            scored: list[_Scored] = [(document, None) for document in found]
+            scored: list[_Scored] = [(document, self._told(document)) for document in found]
         else:
             assert self.vectorstore is not None
             scored = list(await self.vectorstore.asimilarity_search_with_score(query, **options))
@@ -144,6 +153,10 @@ class ExplainingRetriever(BaseRetriever):
             except Exception as error:
                 logger.warning("the explanation event was not sent: %s: %s", type(error).__name__, error)
         return self._documents(scored, hits)
+
+    def _told(self, document: Document) -> float | None:
+        """A score of the wrapped retriever: of a reranker in it, which writes it down, if there is one."""
+        return None if _is_plain(self.retriever) else reranked_score(document)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         options = {**self.search_kwargs, **kwargs}
@@ -169,16 +182,22 @@ class ExplainingRetriever(BaseRetriever):
 
     # ------------------------------------------------------------------ the cache
 
-    def precompute(self, documents: Iterable[Document] | VectorStore | None = None, **options: Any) -> int:
+    def precompute(self, documents: Iterable[Document] | VectorStore | None = None, **options: Any) -> Precomputed:
         """Fill the explainer's store with the factors of these documents, or of all in a vector store.
 
-        None: the wrapped vector store. Options are those of `Explainer.precompute`.
+        None: the wrapped vector store. Options and result are those of `Explainer.precompute`.
         """
-        if documents is None:
-            documents = self.vectorstore or getattr(self.retriever, "vectorstore", None)
-        known = list(_stored(documents) if isinstance(documents, VectorStore) or documents is None else documents)
-        ids = [document.id for document in known]
-        return self._hit_explainer.precompute([document.page_content for document in known], ids=ids, **options)
+        source = self._store if documents is None else documents
+        if source is None:
+            raise InvalidInput(f"{type(self.retriever).__name__} has no vector store: pass the documents to precompute")
+        if isinstance(source, VectorStore):
+            known: list[tuple[str | None, str]] = list(stored_documents(source))
+        else:
+            given = list(source)
+            if not all(isinstance(document, Document) for document in given):
+                raise InvalidInput("precompute takes a list of documents, or a vector store")
+            known = [(document.id, document.page_content) for document in given]
+        return self._hit_explainer.precompute([text for _, text in known], ids=[name for name, _ in known], **options)
 
 
 def _found(scored: Iterable[_Scored]) -> Iterator[RetrievedDocument]:
@@ -195,33 +214,21 @@ def _event(query: str, hits: Hits) -> dict[str, Any]:
     return {"query": query, "hits": [hit.to_dict() for hit in hits]}
 
 
-def _metric(store: VectorStore | None) -> Metric:
-    """What a store's scores are, for the stores that tell."""
-    if isinstance(store, InMemoryVectorStore):
-        return Metric("cosine")
-    if type(store).__name__ == "FAISS":  # its index decides, whatever its strategy says
-        return faiss_metric(getattr(store, "index", None))
-    return UNKNOWN
-
-
-def _surrogate(retriever: BaseRetriever | None, store: VectorStore | None, *, known: bool) -> str | None:
+def _surrogate(retriever: BaseRetriever | None) -> str | None:
     """Why the documents were not chosen by this encoder's similarity alone, or None when they were."""
-    if retriever is not None:
-        name = type(retriever).__name__
-        if not isinstance(retriever, VectorStoreRetriever):
-            return f"the documents were chosen by {name}, not by this encoder's similarity alone"
-        if retriever.search_type == "mmr":
-            return "the documents were chosen for their diversity too (MMR), not by this encoder's similarity alone"
-    if not known and store is not None and store.embeddings is not None:
-        return f"the documents were scored by {type(store.embeddings).__name__}, which is not known to be this encoder"
+    if retriever is not None and not _is_plain(retriever):
+        return f"the documents were chosen by {_name(retriever)}, not by this encoder's similarity alone"
+    if retriever is not None and getattr(retriever, "search_type", None) == "mmr":
+        return "the documents were chosen for their diversity too (MMR), not by this encoder's similarity alone"
     return None
 
 
-def _stored(store: VectorStore | None) -> list[Document]:
-    """All documents of a vector store, for the stores that can list them."""
-    if isinstance(store, InMemoryVectorStore):
-        return [Document(id=key, page_content=value["text"]) for key, value in store.store.items()]
-    kept = docstore_documents(store)
-    if kept is not None:
-        return [Document(id=key, page_content=document.page_content) for key, document in kept.items()]
-    raise InvalidInput(f"{type(store).__name__} cannot list its documents: pass them to precompute")
+def _is_plain(retriever: BaseRetriever | None) -> bool:
+    """Whether a vector store is asked as it is. A class of its own may do anything with the query and what is found."""
+    return type(retriever) is VectorStoreRetriever
+
+
+def _name(found_by: object) -> str:
+    """The class of a retriever or store, with that of its compressor, which reranks or filters, where it has one."""
+    compressor = getattr(found_by, "base_compressor", None)
+    return type(found_by).__name__ + ("" if compressor is None else f" with {type(compressor).__name__}")

@@ -232,8 +232,7 @@ def test_a_retriever_that_is_not_wrapped_is_logged_without_reasons(log):
 
 
 def test_explanations_in_metadata_survive_a_journey_through_json(retriever, log):
-    eager = retriever.model_copy(update={"explain": "eager", "metadata_key": "why"})
-    eager.model_post_init(None)
+    eager = type(retriever)(**{**dict(retriever), "explain": "eager", "metadata_key": "why"})
     documents = [Document.model_validate_json(found.model_dump_json()) for found in eager.invoke("the cat")]
     assert not any(isinstance(document, ExplainedDocument) for document in documents)
 

@@ -6,6 +6,8 @@ import asyncio
 import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy as shallow_copy
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -431,12 +433,38 @@ def test_factors_are_kept_from_documents_and_from_stores() -> None:
     for base, source, count in ((store(), documents, 3), (store(), None, len(TEXTS)), (faiss_store, None, len(TEXTS))):
         with Explainer(model()) as explainer:
             wrapped = ExplainingRetriever(vectorstore=base, explainer=explainer, k=3, explain="eager")
-            assert wrapped.precompute(source, progress=False) == count
+            assert wrapped.precompute(source, progress=False).built == count
             paths = [get_explanation(one).provenance["path"] for one in wrapped.invoke(QUERY)]  # type: ignore[union-attr]
             assert paths == ["memory"] * 3
     unlisted = ExplainingRetriever(retriever=Static(documents=documents), explainer=Explainer(model()))
-    with pytest.raises(InvalidInput, match="pass them to precompute"):
+    with pytest.raises(InvalidInput, match="Static has no vector store: pass the documents to precompute"):
         unlisted.precompute()
+    with pytest.raises(InvalidInput, match="takes a list of documents"):
+        unlisted.precompute(TEXTS)  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_what_is_refused_is_not_hidden_behind_an_error_of_pydantic() -> None:
+    remote = InMemoryVectorStore(RemoteEmbeddings())
+    for message, fields in {
+        "no SentenceTransformer was found in InMemoryVectorStore: pass explainer=": {"vectorstore": remote},
+        "no SentenceTransformer was found in VectorStoreRetriever": {"retriever": remote.as_retriever()},
+        "takes a retriever or a vectorstore": {},
+        "there is no metric 'l2': use one of cosine, ": {"vectorstore": store(), "metric": "l2"},
+        "explain must be": {"vectorstore": store(), "explain": "soon"},
+        "top must be": {"vectorstore": store(), "top": -1},
+    }.items():
+        with pytest.raises(InvalidInput) as refused:
+            ExplainingRetriever(**fields)
+        assert type(refused.value) is InvalidInput
+        assert message in str(refused.value)
+
+
+def test_copies_of_a_retriever_explain_and_a_pickle_is_refused() -> None:
+    retriever = ExplainingRetriever(vectorstore=store(), k=2)
+    for other in (shallow_copy(retriever), deepcopy(retriever), retriever.model_copy(update={"k": 1})):
+        assert get_explanation(other.invoke(QUERY)[0]) is not None
+    with pytest.raises(InvalidInput, match="cannot be pickled"):
+        pickle.dumps(retriever)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

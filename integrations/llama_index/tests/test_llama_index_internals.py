@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from llama_index.retrievers.rag_explain._internals import (
     embedding_model,
-    faiss_index,
+    query_embedding,
     query_mode,
     retriever_index,
     retriever_store,
+    text_embedding,
 )
 
-from integrations.llama_index.tests.test_llama_index_retrievers import LocalEmbedding, Static, index
+from integrations.llama_index.tests.test_llama_index_retrievers import LocalEmbedding, Static, index, model
 
 
 def test_index() -> None:
@@ -40,9 +40,7 @@ def test_embed_model() -> None:
     assert embedding_model(Static([])) is None
 
 
-def test_faiss_index() -> None:
-    stores = pytest.importorskip("llama_index.vector_stores.faiss")
-    faiss = pytest.importorskip("faiss")
-    flat = faiss.IndexFlatIP(4)
-    assert faiss_index(stores.FaissVectorStore(faiss_index=flat)) is flat
-    assert faiss_index(SimpleVectorStore()) is None
+def test_get_query_embedding_and_get_text_embedding() -> None:
+    embedding = LocalEmbedding(model())
+    assert query_embedding(embedding, "the cat") == embedding.get_query_embedding("the cat")
+    assert text_embedding(embedding, "the cat") == embedding.get_text_embedding("the cat")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -207,7 +208,7 @@ def test_modes() -> None:
 def test_an_unknown_metric_is_refused() -> None:
     with pytest.raises(InvalidInput, match="there is no metric 'euclid'"):
         ExplainingRetriever(index().as_retriever(), metric="euclid")
-    with pytest.raises(ValueError, match="there is no metric 'euclid'"):
+    with pytest.raises(InvalidInput, match="there is no metric 'euclid'"):
         ExplanationPostprocessor(explainer=Explainer(model()), metric="euclid")
 
 
@@ -439,11 +440,13 @@ def test_factors_are_kept_from_nodes_and_from_an_index() -> None:
             retriever = ExplainingRetriever(
                 index().as_retriever(similarity_top_k=len(TEXTS)), explainer, explain="eager"
             )
-            assert retriever.precompute(source, progress=False) == count  # type: ignore[arg-type]
+            assert retriever.precompute(source, progress=False).built == count  # type: ignore[arg-type]
             paths = [one.explanation.provenance["path"] for one in retriever.retrieve(QUERY)]  # type: ignore[attr-defined]
             assert paths.count("memory") == count
     with pytest.raises(InvalidInput, match="Static has no index"):
         ExplainingRetriever(Static([]), Explainer(model())).precompute()
+    with pytest.raises(InvalidInput, match="takes a list of nodes"):
+        ExplainingRetriever(Static([]), Explainer(model())).precompute(TEXTS)  # type: ignore[arg-type]  # a mistake
 
 
 @pytest.mark.slow
@@ -468,3 +471,16 @@ def test_on_real_weights_prompts_scores_and_reasons() -> None:
         assert source.explanation.gap == pytest.approx(0.0, abs=1e-5)
         assert source.hit.gap == pytest.approx(0.0, abs=1e-5)
         assert "metadata" in {token.part for token in source.explanation.document_tokens}
+
+
+def test_copies_explain_and_pickles_are_refused() -> None:
+    explainer = Explainer(model())
+    (raw,) = [NodeWithScore(node=TextNode(text=CORPUS[0]), score=0.5)]
+    retriever = copy.deepcopy(ExplainingRetriever(Static([raw]), explainer))
+    postprocessor = copy.deepcopy(ExplanationPostprocessor(explainer=explainer))
+    for found in (retriever.retrieve(QUERY), postprocessor.postprocess_nodes([raw], query_str=QUERY)):
+        assert isinstance(found[0], ExplainedNode)
+        assert found[0].explanation is not None
+    for one in (retriever, postprocessor):
+        with pytest.raises(InvalidInput, match="cannot be pickled"):
+            pickle.dumps(one)

@@ -1,7 +1,5 @@
 """Sums and products: where values meet weights, and one another."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

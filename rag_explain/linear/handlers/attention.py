@@ -1,7 +1,5 @@
 """Fused attention, written out: its probabilities must be seen to be frozen, or followed."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What divides by a statistic of the values: layer norms, vector norms, softmax."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Elementwise functions of one value: activations, and the steps on the way to one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

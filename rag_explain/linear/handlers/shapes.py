@@ -1,7 +1,5 @@
 """Operations that move elements and do not change them: views, copies, picks, masks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rag_explain.linear.operations import Scale
-from rag_explain.linear.rearrangements import Concatenate, Expand, Gather, Permute, Rearrange, Slice, View
+from rag_explain.linear.rearrangements import Concatenate, Permute, Rearrange, Slice, View
 from rag_explain.linear.recorder import Node, Recorder
 from rag_explain.linear.registry import Unfollowable, always_frozen, handles, no_rule
 
@@ -54,11 +52,6 @@ def t(rec: Recorder, out: Tensor, self: Tensor) -> None:
     permute(rec, out, self, range(self.ndim)[::-1])
 
 
-@handles(aten.expand)
-def expand(rec: Recorder, out: Tensor, self: Tensor, **_: Any) -> None:
-    rec.emit_unary(self, out, Expand, in_shape=tuple(self.shape))
-
-
 @handles(aten.slice)
 def slice_(
     rec: Recorder, out: Tensor, self: Tensor, dim: int, start: int | None, end: int | None, step: int = 1
@@ -90,23 +83,18 @@ def split(rec: Recorder, out: Sequence[Tensor], self: Tensor, dim: int, **_: Any
         start += piece.shape[dim]
 
 
-@handles(aten.gather)
-def gather(rec: Recorder, out: Tensor, self: Tensor, dim: int, index: Tensor, **_: Any) -> None:
-    rec.emit_unary(self, out, Gather, in_shape=tuple(self.shape), dim=dim % self.ndim, index=index)
-
-
 @handles(aten.max)
 def maximum(rec: Recorder, out: Any, self: Tensor, dim: int | None = None, keepdim: bool = False, **_: Any) -> None:
     """The maximum over one axis, with a frozen argmax."""
     if dim is None:
         raise Unfollowable
     largest, index = out
-    if keepdim:
-        gather(rec, largest, self, dim, index)
-    else:
-        kept = largest.unsqueeze(dim)
-        gather(rec, kept, self, dim, index.unsqueeze(dim))
-        view(rec, largest, kept)
+    index = _ordinary(index if keepdim else index.unsqueeze(dim))
+
+    def pick(x: Tensor) -> Tensor:
+        return x.gather(dim, index).view(largest.shape)
+
+    rec.emit_unary(self, largest, Rearrange, in_shape=tuple(self.shape), function=pick)
 
 
 @handles(aten.cat)
@@ -133,7 +121,7 @@ def stack(rec: Recorder, out: Tensor, tensors: Sequence[Tensor], dim: int) -> No
     cat(rec, out, parts, dim)
 
 
-@handles(aten.index, aten.index_select, aten.repeat, aten.roll, aten.flip)
+@handles(aten.expand, aten.gather, aten.index, aten.index_select, aten.repeat, aten.roll, aten.flip)
 def rearrange(rec: Recorder, out: Tensor, self: Tensor, **how: Any) -> None:
     func, how = rec.func, {name: _ordinary(value) for name, value in how.items()}
     rec.emit_unary(self, out, Rearrange, in_shape=tuple(self.shape), function=lambda x: func(x, **how))

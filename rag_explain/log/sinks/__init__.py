@@ -1,7 +1,5 @@
 """Where records go beside the log: a sink is a module here with a class that has these two methods."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from rag_explain.log.record import Record

@@ -1,7 +1,5 @@
 """A view is a function of a result that says what is shown of it, as blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -15,15 +13,15 @@ from rag_explain.results.contrast import Contrast
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
 
-_VIEWS: dict[type[Any], Callable[[Any], View]] = {
+_VIEWS: dict[type[Any], Callable[..., View]] = {
     Explanation: explanation_view,
-    Hit: lambda hit: hits_view((hit,)),
+    Hit: lambda hit, **options: hits_view((hit,), **options),
     Hits: hits_view,
     Contrast: contrast_view,
     Comparison: comparison_view,
 }
 
 
-def view_of(result: object) -> View:
-    """The view of a result, with its defaults."""
-    return next(view(result) for kind, view in _VIEWS.items() if isinstance(result, kind))
+def view_of(result: object, **options: Any) -> View:
+    """The view of a result; options are those of the function that makes it."""
+    return next(view(result, **options) for kind, view in _VIEWS.items() if isinstance(result, kind))

@@ -1,11 +1,10 @@
 """A comparison of methods: the methods below one another, then the agreement of each with each."""
 
-from __future__ import annotations
-
 import math
 
 from rag_explain.render.blocks import Column, Line, Section, Table, View
 from rag_explain.render.sentences import one_line
+from rag_explain.render.views.explanation import unread
 from rag_explain.results.comparison import Compared, Comparison
 
 _TOP = 3
@@ -15,7 +14,9 @@ def comparison_view(comparison: Comparison) -> View:
     """What each method says and costs, and how far they agree."""
     numbers = (Column(title, is_number=True) for title in ("score", "gap", "error", "ms"))
     columns = Column("method"), *numbers, Column("strongest pairs of words")
-    methods = Section((Table(columns, tuple(_cells(row) for row in comparison.rows)),))
+    read = dict.fromkeys(line for row in comparison.rows if row.explanation for line in unread(row.explanation))
+    table = Table(columns, tuple(_cells(row) for row in comparison.rows))
+    methods = Section((*read, table))
     if len(comparison.rows) < 2:
         return (methods,)
     title = Line("agreement: rank correlation of the pairs of words", "muted")

@@ -1,12 +1,10 @@
 """A contrast: both documents with their scores, the query's words, and the pairs that made the difference."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rag_explain.render.blocks import Column, Figures, Line, Piece, Section, Table, Texts, View, Words
 from rag_explain.render.sentences import number, one_line, parts, source
-from rag_explain.render.views.explanation import warnings
+from rag_explain.render.views.explanation import unread, warnings
 from rag_explain.results.contrast import Contrast, Difference
 
 
@@ -17,9 +15,11 @@ def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
     texts += [_text(side, one.document, f"{one.score:.4f}") for side, one in sides.items()]
     total = contrast.difference
     figures = Figures("difference", number(total), parts(total, contrast.unattributed, "word"))
+    documents = (line for side, one in sides.items() for line in unread(one, "document", f"{side}: "))
+    read = *unread(contrast.got, "query"), *documents
     notices = (line for side, one in sides.items() for line in warnings(one, f"{side}: "))
     return (
-        Section((Texts(tuple(texts)),)),
+        Section((*read, Texts(tuple(texts)))),
         Section((figures, Line(source(contrast.got), "muted"), *notices)),
         Section((_table(contrast.query_words()[:top], "word of the query"),)),
         Section((_table(contrast.pairs(top), "query · document"),)),

@@ -1,18 +1,19 @@
-"""One explanation: both texts with their words tinted, the figures, and the strongest pairs."""
-
-from __future__ import annotations
+"""One explanation, in the unit in which it is shown: both texts with their words tinted, figures, strongest pairs."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_explain.errors import InvalidInput
 from rag_explain.render import sentences
-from rag_explain.render.blocks import Block, Column, Figures, Legend, Line, Section, Table, Texts, View, Words
-from rag_explain.render.pieces import in_unit, pieces
+from rag_explain.render.blocks import Block, Column, Figures, Legend, Line, Piece, Section, Table, Texts, View, Words
+from rag_explain.render.sentences import name, number
 from rag_explain.results.explanation import Explanation
 from rag_explain.texts.tokens import Role, Unit
 
 # Characters of a label, which can be a sentence, after which it is cut.
 _LABEL = 120
+# Of what the encoder did not read, this many characters are shown; the rest is counted.
+UNREAD_SHOWN = 280
 _COLUMNS = (
     Column("query", width=24),
     Column("document", width=44),
@@ -28,11 +29,26 @@ def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None
     query = words(shown, "query", strongest(shown.query_saliency()))
     texts = Texts((query, words(shown, "document", scale)))
     about = Line(sentences.source(shown), "muted"), key(shown), legend(scale, shown.method)
-    return Section((texts,)), Section((*figures(shown), *about, *warnings(shown))), Section(pairs(shown, top))
+    return (
+        Section((*unread(shown), texts)),
+        Section((*figures(shown), *about, *warnings(shown))),
+        Section(pairs(shown, top)),
+    )
 
 
-def words(shown: Explanation, side: Role, scale: float) -> Words:
-    """The text of one side, tinted by what each token carries."""
+def in_unit(explanation: Explanation, by: Unit | None = None) -> Explanation:
+    """The explanation in the unit asked for; by default words, or what it is in when it cannot be split."""
+    if by is None:
+        return explanation.in_words()
+    if by == "token" and explanation.unit != "token":
+        raise InvalidInput(f"an explanation by {explanation.unit}s cannot be shown by {by}s: use word or sentence")
+    return explanation.grouped(by)
+
+
+def words(shown: Explanation, side: Role, scale: float | None = None) -> Words:
+    """The text of one side, tinted by what each token carries if a scale is given."""
+    if scale is None:
+        return Words(pieces(shown, side), label=side)
     values = (shown.query_saliency() if side == "query" else shown.document_saliency()).tolist()
     notes = tuple(sentences.met(shown, side, index) for index in range(len(values)))
     return Words(pieces(shown, side), tuple(values), scale, notes, label=side)
@@ -54,8 +70,13 @@ def legend(scale: float, method: str) -> Legend:
     return Legend(scale, f"score units: the tints of document words, {method}")
 
 
+def unread(shown: Explanation, side: Role | None = None, about: str = "") -> tuple[Line, ...]:
+    """What the encoder could not read, of one side or of both: before everything else."""
+    return tuple(Line(f"{about}{sentence}", "warning") for sentence in sentences.unread(shown, side))
+
+
 def warnings(shown: Explanation, about: str = "") -> tuple[Line, ...]:
-    """What a reader must know before trusting the numbers."""
+    """What else a reader must know before trusting the numbers."""
     return tuple(Line(f"{about}{notice}", "warning") for notice in sentences.notices(shown))
 
 
@@ -66,12 +87,7 @@ def pairs(shown: Explanation, top: int, scale: float | None = None, brief: int |
     if not found or brief == 0:
         return ()
     rows = tuple(
-        (
-            sentences.name(pair.query, i),
-            sentences.name(pair.document, j, _LABEL),
-            sentences.number(pair.value),
-            f"{pair.share:.1%}",
-        )
+        (name(pair.query, i), name(pair.document, j, _LABEL), number(pair.value), f"{pair.share:.1%}")
         for i, j, pair in found
     )
     bars = tuple(pair.value for *_, pair in found)
@@ -81,3 +97,34 @@ def pairs(shown: Explanation, top: int, scale: float | None = None, brief: int |
 def strongest(values: NDArray[np.float32]) -> float:
     """The largest |value|; 0 where there is none."""
     return float(np.abs(values).max(initial=0.0))
+
+
+def pieces(explanation: Explanation, side: Role) -> tuple[Piece, ...]:
+    """The whole text of one side, in order: tokens, what is between them, and what was not read."""
+    text = explanation.query if side == "query" else explanation.document
+    tokens = explanation.query_tokens if side == "query" else explanation.document_tokens
+    if text is None:
+        return tuple(Piece(f"{name(token, i)} ", i) for i, token in enumerate(tokens))
+    spans = [(t.start, t.end, i) for i, t in enumerate(tokens) if t.part == "text" and t.start < t.end]
+    first, last = 0, len(text)  # what the encoder read
+    if side in explanation.truncated:
+        start, end = min((start for start, _, _ in spans), default=0), max((end for _, end, _ in spans), default=0)
+        first = start if text[:start].strip() else 0
+        last = end if text[end:].strip() else len(text)
+    found = [_unread(text[:first], is_tail=False)]
+    position = first
+    for start, end, index in spans:
+        start = max(start, position)  # byte-level tokens share a character: the first of them shows it
+        if start < end:
+            found += [Piece(text[position:start]), Piece(text[start:end], index)]
+            position = end
+    found += [Piece(text[position:last]), _unread(text[last:], is_tail=True)]
+    return tuple(piece for piece in found if piece.text)
+
+
+def _unread(text: str, *, is_tail: bool) -> Piece:
+    """The part that was not read, cut where it is long; whole characters, and the cut is said."""
+    if len(text) > UNREAD_SHOWN:
+        more = f"… {len(text) - UNREAD_SHOWN:,} more characters"
+        text = f"{text[:UNREAD_SHOWN]}{more}" if is_tail else f"{more} …{text[-UNREAD_SHOWN:]}"
+    return Piece(text, is_read=False)

@@ -1,13 +1,20 @@
 """Hits one below the other, with their words tinted on one scale for each method: methods do not share a unit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from rag_explain.render import sentences
 from rag_explain.render.blocks import Block, Line, Piece, Section, Texts, View, Words
-from rag_explain.render.pieces import in_unit, pieces
-from rag_explain.render.views.explanation import figures, key, legend, pairs, strongest, warnings, words
+from rag_explain.render.views.explanation import (
+    figures,
+    in_unit,
+    key,
+    legend,
+    pairs,
+    strongest,
+    unread,
+    warnings,
+    words,
+)
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
@@ -24,13 +31,17 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> V
     shown = [None if hit.explanation is None else in_unit(hit.explanation, by) for hit in hits]
     explained = [one for one in shown if one is not None]
     scales = _scales(explained)
-    sections = [_query(explained[0])] if explained else []
+    sections = [_query(explained, explained[0].query)] if explained else []
     query = explained[0].query if explained else None
     for hit, why in zip(hits, shown, strict=True):
         if why is not None and why.query != query:
             query = why.query
-            sections.append(_query(why))
-        body = _missing(hit) if why is None else _body(why, top, *scales[why.method])
+            sections.append(_query(explained, query))
+        body: tuple[Block, ...] = Words((Piece(hit.text or ""),)), Line(sentences.missing(hit), "aside")
+        if why is not None:
+            tint, bar = scales[why.method]
+            unseen, text = unread(why, None if why.query is None else "document"), words(why, "document", tint)
+            body = *unseen, text, *figures(why), *warnings(why), *pairs(why, _PAIRS, bar, brief=top)
         sections.append(Section(body, hit.id, hit.rank, sentences.facts(hit)))
     return (*sections, _notes(explained, scales)) if hits else (Section((Line("no hits"),)),)
 
@@ -51,14 +62,8 @@ def _notes(explained: Sequence[Explanation], scales: Mapping[str, tuple[float, f
     return Section((*sources, *keys, *(legend(tint, method) for method, (tint, _) in scales.items())))
 
 
-def _query(shown: Explanation) -> Section:
+def _query(explained: Sequence[Explanation], query: str | None) -> Section:
     """The query, said once for all its hits and therefore not in the tints of one of them."""
-    return Section((Texts((Words(pieces(shown, "query"), label="query"),)),))
-
-
-def _body(shown: Explanation, top: int, tint: float, bar: float) -> tuple[Block, ...]:
-    return words(shown, "document", tint), *figures(shown), *warnings(shown), *pairs(shown, _PAIRS, bar, brief=top)
-
-
-def _missing(hit: Hit) -> tuple[Block, ...]:
-    return Words((Piece(hit.text or ""),)), Line(sentences.missing(hit), "aside")
+    shown = [one for one in explained if one.query == query]
+    read = dict.fromkeys(line for one in shown if query is not None for line in unread(one, "query"))
+    return Section((*read, Texts((words(shown[0], "query"),))))

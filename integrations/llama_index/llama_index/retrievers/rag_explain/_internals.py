@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -30,6 +31,11 @@ def embedding_model(retriever: BaseRetriever) -> object | None:
     return getattr(retriever, "_embed_model", None)
 
 
-def faiss_index(store: object | None) -> object | None:
-    """`_faiss_index`: the index in a FaissVectorStore, None in any other store."""
-    return getattr(store, "_faiss_index", None)
+def query_embedding(model: Any, text: str) -> Any:
+    """`_get_query_embedding`: what an embedding model computes for a query, without the span that LlamaIndex adds."""
+    return unwrap(type(model)._get_query_embedding)(model, text)
+
+
+def text_embedding(model: Any, text: str) -> Any:
+    """`_get_text_embedding`: what an embedding model computes for a node, without the span that LlamaIndex adds."""
+    return unwrap(type(model)._get_text_embedding)(model, text)

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
+from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
-from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
-from llama_index.retrievers.rag_explain._internals import (
-    embedding_model,
-    faiss_index,
-    query_mode,
-    retriever_index,
-    retriever_store,
-)
-from llama_index.retrievers.rag_explain.nodes import ExplainedNode, announce, embedded, found, query_string
+from llama_index.retrievers.rag_explain._internals import embedding_model, query_mode, retriever_index
+from llama_index.retrievers.rag_explain.nodes import ExplainedNode, announce, embedded, found, query_string, score_of
+from llama_index.retrievers.rag_explain.stores import embedder_of, engine_of_retriever, score_metric, stored_nodes
 
 from rag_explain.errors import InvalidInput
+from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
+from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
+    TOLERANCE,
     ExplainerSource,
     ExplainMode,
     HitExplainer,
     check_mode,
-    faiss_metric,
     held_model,
     retriever_reason,
+    scored,
 )
+
+_LED_BY = "the IndexNode that led to it"  # LlamaIndex gives a node that it found in this way the IndexNode's score
 
 
 class ExplainingRetriever(BaseRetriever):
@@ -42,7 +44,7 @@ class ExplainingRetriever(BaseRetriever):
     Args:
         base: any retriever.
         explainer: an Explainer, or a model to make one from; None: the SentenceTransformer of the base's embedding
-            model.
+            model, which then reads texts as that does: its instructions, length and dimensions.
         explain, top, time_limit: see `rag_explain.retrieval.HitExplainer`.
         metric: what the base's scores are, by the name of a `rag_explain.results.metric.Metric`; None: found out, for
             the stores that tell.
@@ -62,21 +64,27 @@ class ExplainingRetriever(BaseRetriever):
     ) -> None:
         super().__init__(callback_manager=base.callback_manager)
         self.base = base
-        model = held_model(base, embedding_model(base))
-        source = model if explainer is None else explainer
+        embedder = embedder_of(embedding_model(base))
+        has_model = embedder is not None and embedder.model is not None
+        source = explainer or (embedder if has_model else held_model(base))
         if source is None:
             raise InvalidInput(
                 f"no SentenceTransformer was found in {type(base).__name__}: "
                 "pass explainer=Explainer(model) with the model that embeds its nodes"
             )
-        found_metric = _metric(base) if metric is None else Metric.named(metric)
-        # Where there is a score to compare with, every explanation is checked against it: nothing need be assumed.
-        known = model is not None or found_metric != UNKNOWN
+        engine = engine_of_retriever(base)
+        found_metric = score_metric(engine) if metric is None else Metric.named(metric)
+        if query_mode(base) != VectorStoreQueryMode.DEFAULT:  # scores are no similarities then, whatever the metric is
+            found_metric = UNKNOWN
         self._hit_explainer = HitExplainer(
             source,
             time_limit=time_limit,
             metric=found_metric,
-            surrogate=retriever_reason(surrogate, _surrogate(base, known=known)),
+            surrogate=retriever_reason(surrogate, _surrogate(base)),
+            tolerance=TOLERANCE if engine is None else engine.tolerance,
+            embedder=embedder,
+            engine=partial(engine_of_retriever, base),
+            name=type(base).__name__,
         )
         self._set_mode(explain, top)
 
@@ -94,52 +102,55 @@ class ExplainingRetriever(BaseRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         nodes = self.base.retrieve(query_bundle)
         query, reason = query_string(query_bundle)
-        hits = self._hit_explainer.hits(query, found(nodes), self._explain, top=self._top, surrogate=reason)
-        announce(query, hits)
-        return [ExplainedNode.beside(node, hit) for node, hit in zip(nodes, hits, strict=True)]
+        documents = found(nodes, self._is_followed)
+        hits = self._hit_explainer.hits(query, documents, self._explain, top=self._top, surrogate=reason)
+        return self._beside(query, nodes, hits)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         nodes = await self.base.aretrieve(query_bundle)
         query, reason = query_string(query_bundle)
-        hits = await self._hit_explainer.ahits(query, found(nodes), self._explain, top=self._top, surrogate=reason)
+        documents = found(nodes, self._is_followed)
+        hits = await self._hit_explainer.ahits(query, documents, self._explain, top=self._top, surrogate=reason)
+        return self._beside(query, nodes, hits)
+
+    def _beside(self, query: str, nodes: list[NodeWithScore], hits: Hits) -> list[NodeWithScore]:
+        pairs = list(zip(nodes, hits, strict=True))
+        hits = Hits(scored(hit, _LED_BY, score_of(node)) if self._is_followed(node) else hit for node, hit in pairs)
         announce(query, hits)
         return [ExplainedNode.beside(node, hit) for node, hit in zip(nodes, hits, strict=True)]
 
-    def precompute(self, nodes: Iterable[BaseNode] | BaseIndex[Any] | None = None, **options: Any) -> int:
+    def _is_followed(self, node: NodeWithScore) -> bool:
+        """Whether an IndexNode led to this node, which then has the score of that one."""
+        index = retriever_index(self.base)
+        if isinstance(index, VectorStoreIndex) and not index.vector_store.stores_text:
+            docstore = index.docstore  # of all nodes that are in the index; only one in memory is asked for each node
+            return isinstance(docstore, SimpleDocumentStore) and not docstore.document_exists(node.node_id)
+        led_to = getattr(self.base, "object_map", {}).values()  # one that does not call the base's __init__ has none
+        return any(isinstance(other, BaseNode) and other.node_id == node.node_id for other in led_to)
+
+    def precompute(self, nodes: Iterable[BaseNode] | BaseIndex[Any] | None = None, **options: Any) -> Precomputed:
         """Fill the explainer's store with the factors of these nodes, or of all in an index.
 
-        None: the index of the wrapped retriever. Options are those of `Explainer.precompute`.
+        None: the index of the wrapped retriever. Options and result are those of `Explainer.precompute`.
         """
         if nodes is None:
             nodes = retriever_index(self.base)
         if nodes is None:
             raise InvalidInput(f"{type(self.base).__name__} has no index: pass the nodes to precompute")
         if isinstance(nodes, BaseIndex):
-            nodes = [node for node in nodes.docstore.docs.values() if isinstance(node, BaseNode)]
-            if not nodes:
-                raise InvalidInput("the index keeps its texts in the vector store: pass the nodes to precompute")
+            nodes = stored_nodes(nodes)
+        nodes = list(nodes)
+        if not all(isinstance(node, BaseNode) for node in nodes):
+            raise InvalidInput("precompute takes a list of nodes, or an index")
         texts = {node.node_id: text for node in nodes if (text := embedded(node)) is not None}
         return self._hit_explainer.precompute(list(texts.values()), ids=list(texts), **options)
 
 
-def _metric(base: BaseRetriever) -> Metric:
-    """What the scores are, for the stores that tell. In other modes than the default they are no similarities."""
-    if query_mode(base) != VectorStoreQueryMode.DEFAULT:
-        return UNKNOWN
-    store = retriever_store(base)
-    if isinstance(store, SimpleVectorStore):
-        return Metric("cosine")
-    return faiss_metric(faiss_index(store))  # its "similarities" are the raw distances of the index
-
-
-def _surrogate(base: BaseRetriever, *, known: bool) -> str | None:
+def _surrogate(base: BaseRetriever) -> str | None:
     """Why the nodes were not chosen by this encoder's similarity alone, or None when they were."""
-    if not isinstance(base, VectorIndexRetriever):
+    if type(base) is not VectorIndexRetriever:  # a class of its own may do anything with the query
         return f"the nodes were chosen by {type(base).__name__}, not by this encoder's similarity alone"
     mode = query_mode(base)
     if mode != VectorStoreQueryMode.DEFAULT:
         return f"the index was asked in {mode.value} mode, not by this encoder's similarity alone"
-    if not known:
-        model = type(embedding_model(base)).__name__
-        return f"the nodes were scored by {model}, which is not known to be this encoder"
     return None

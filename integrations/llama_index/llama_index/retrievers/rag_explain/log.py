@@ -12,13 +12,14 @@ read; a chat engine's when LlamaIndex has written it into the chat's memory.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from llama_index.core import instrumentation
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.chat_engine.types import BaseChatEngine, StreamingAgentChatResponse
@@ -28,13 +29,17 @@ from llama_index.core.instrumentation.events.query import QueryEndEvent, QuerySt
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent, RetrievalStartEvent
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
-from llama_index.retrievers.rag_explain.nodes import ExplainedNode
+from llama_index.retrievers.rag_explain.base import ExplainingRetriever
+from llama_index.retrievers.rag_explain.nodes import carried, last_stage, score_of
+from llama_index.retrievers.rag_explain.postprocessor import ExplanationPostprocessor
 
 from rag_explain.log import ExplanationLog
 from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.hits import Hit
+from rag_explain.retrieval import StagedHits
 
 
 class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
@@ -79,7 +84,16 @@ class _Answer:
 
     query: str
     nodes: Sequence[NodeWithScore] = ()
-    known: dict[str, Hit] = field(default_factory=dict)
+    staged: StagedHits = field(default_factory=StagedHits)
+
+    def hits(
+        self, nodes: Sequence[NodeWithScore], stage: str | None = None, run: Hashable = None, outer: Hashable = None
+    ) -> list[Hit | None]:
+        """The hits of nodes that the stage of this name returned; None: one that is named as well as can be."""
+        found = [((node.node.node_id,), carried(node)) for node in nodes]
+        name = stage or last_stage(nodes, [self.staged.find(*one, run) for one in found])
+        scores, is_seen = [score_of(node) for node in nodes], stage is not None
+        return self.staged.pass_through(name, found, scores, run=run, outer=outer, is_seen=is_seen)
 
 
 class _Chat(NamedTuple):
@@ -102,9 +116,12 @@ class _Queries:
             lambda run: self._record(run.state.answer, None, run.state.response.source_nodes, NEVER_ENDED)
         )
 
-    def enter(self, span: str, parent: str | None) -> None:
+    def enter(self, span: str, parent: str | None, *, is_retriever: bool) -> None:
         """A span inside a query belongs to it; others are of no interest."""
         self._open.join(span, parent)
+        with self._open.outermost(span) as outermost:
+            if outermost is not None and is_retriever:
+                outermost.state.staged.enter(span)
 
     def begin(self, span: str, query: str) -> None:
         """A query, chat or retrieval starts; inside another one it is a part of that."""
@@ -115,9 +132,14 @@ class _Queries:
         with self._open.outermost(span) as outermost:
             if outermost is not None:
                 outermost.state.nodes = nodes
-                outermost.state.known.update(
-                    (node.node.node_id, node.hit) for node in nodes if isinstance(node, ExplainedNode) and node._hit
-                )
+
+    def returned(self, span: str, stage: str | None, nodes: Sequence[NodeWithScore]) -> None:
+        """What a retriever or postprocessor inside the query made of its nodes; the next one may set their scores."""
+        with self._open.outermost(span) as outermost:
+            if outermost is not None:
+                outer = outermost.state.staged.innermost(outermost.around(span))
+                run = outermost.state.staged.innermost((span, outer))
+                outermost.state.hits(nodes, stage, run, outer)
 
     def end(self, span: str, text: str | None, nodes: Sequence[NodeWithScore], error: str | None = None) -> None:
         """The outermost query is over: one record."""
@@ -165,10 +187,11 @@ class _Queries:
 
     def _record(self, answer: _Answer, text: str | None, nodes: Sequence[NodeWithScore], error: str | None) -> None:
         sources = nodes or answer.nodes
+        hits = zip(sources, answer.hits(sources), strict=True)
         self.log.record(
             query=answer.query,
             answer=text,
-            hits=[_hit(node, rank, answer.known) for rank, node in enumerate(sources, 1)],
+            hits=[hit or _bare(node, rank) for rank, (node, hit) in enumerate(hits, 1)],
             metadata=self.metadata if error is None else {**self.metadata, "error": error},
         )
 
@@ -253,7 +276,7 @@ class _Spans(BaseSpanHandler[BaseSpan]):
         tags: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._queries.enter(id_, parent_span_id)
+        self._queries.enter(id_, parent_span_id, is_retriever=isinstance(instance, BaseRetriever))
         if _is_chat(id_, instance):
             given = bound_args.kwargs.get("message", bound_args.args[0] if bound_args.args else "")
             self._queries.begin(id_, str(given))
@@ -266,6 +289,9 @@ class _Spans(BaseSpanHandler[BaseSpan]):
         result: Any = None,
         **kwargs: Any,
     ) -> None:
+        if isinstance(instance, BaseRetriever | BaseNodePostprocessor) and _are_nodes(result):
+            is_ours = isinstance(instance, ExplainingRetriever | ExplanationPostprocessor)  # which change nothing
+            self._queries.returned(id_, None if is_ours else type(instance).__name__, result)
         if isinstance(instance, StreamingAgentChatResponse):
             self._queries.written(instance)
         elif isinstance(result, StreamingAgentChatResponse):
@@ -298,17 +324,18 @@ def _string(query: str | QueryBundle) -> str:
     return query if isinstance(query, str) else query.query_str
 
 
-def _hit(node: NodeWithScore, rank: int, known: Mapping[str, Hit]) -> Hit:
-    """The node's own hit, or the one that a retriever inside gave to it before it was copied."""
-    hit = node._hit if isinstance(node, ExplainedNode) else known.get(node.node.node_id)
-    if hit is not None:
-        return replace(hit, rank=rank)
+def _are_nodes(result: Any) -> bool:
+    return isinstance(result, list) and all(isinstance(one, NodeWithScore) for one in result)
+
+
+def _bare(node: NodeWithScore, rank: int) -> Hit:
+    """A hit for a node that no wrapped retriever found."""
     content = node.node.get_content(metadata_mode=MetadataMode.NONE)
     return Hit(
         id=node.node.node_id,
         text=content if isinstance(content, str) else None,
         rank=rank,
-        score=None if node.score is None else float(node.score),
+        score=score_of(node),
         metric="unknown",
         metadata=node.node.metadata,
         handle=Deferred.skipped(NOT_WRAPPED),

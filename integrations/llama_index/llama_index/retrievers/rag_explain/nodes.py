@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llama_index.core import instrumentation
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.bridge.pydantic import PrivateAttr, field_serializer
 from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from rag_explain import Explanation, Hit
 from rag_explain.results.hits import Hits
-from rag_explain.retrieval import RetrievedDocument
+from rag_explain.retrieval import UNNAMED, RetrievedDocument, same_score, scored
 from rag_explain.texts.passage import Passage
 
 logger = logging.getLogger("llama_index.retrievers.rag_explain")
 dispatcher = instrumentation.get_dispatcher(__name__)  # type: ignore[attr-defined]  # documented, re-exported
+_FRAMES = 50  # how far up the stack the postprocessor or retriever that sets a score is looked for
 
 
 class ExplainedNode(NodeWithScore):
@@ -27,6 +31,7 @@ class ExplainedNode(NodeWithScore):
     """
 
     _hit: Hit | None = PrivateAttr(default=None)
+    _scored_by: str | None = PrivateAttr(default=None)  # what set the score after this node was made
 
     @classmethod
     def beside(cls, node: NodeWithScore, hit: Hit | None) -> ExplainedNode:
@@ -35,12 +40,21 @@ class ExplainedNode(NodeWithScore):
         explained._hit = hit
         return explained
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "score":  # rerankers and fusion set it in place
+            self._scored_by = _caller()
+
     @property
     def hit(self) -> Hit:
-        """The index's score, the exact similarity, and where the explanation stands."""
+        """The node's score and what set it, the exact similarity, and where the explanation stands.
+
+        A node does not know its place in a list: after a reranker, `hit.rank` is still the rank in the search.
+        """
         if self._hit is None:
             raise AttributeError("this node did not come from an ExplainingRetriever")
-        return self._hit
+        score = score_of(self)
+        return self._hit if same_score(score, self._hit.score) else scored(self._hit, self._scored_by or UNNAMED, score)
 
     @property
     def explanation(self) -> Explanation | None:
@@ -52,7 +66,7 @@ class ExplainedNode(NodeWithScore):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """LlamaIndex drops private attributes from pickles."""
-        return ExplainedNode.beside, (NodeWithScore(node=self.node, score=self.score), self._hit)
+        return ExplainedNode.beside, (NodeWithScore(node=self.node, score=self.score), self._hit and self.hit)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NodeWithScore):
@@ -60,6 +74,36 @@ class ExplainedNode(NodeWithScore):
         return self.node == other.node and self.score == other.score
 
     __hash__ = None  # type: ignore[assignment]  # like every NodeWithScore: its score may be set
+
+
+def carried(node: NodeWithScore) -> Hit | None:
+    """The hit that was put beside a node when it was found; None where there is none."""
+    return node._hit if isinstance(node, ExplainedNode) else None
+
+
+def score_of(node: NodeWithScore) -> float | None:
+    """The score that the node has now."""
+    return None if node.score is None else float(node.score)
+
+
+def last_stage(nodes: Sequence[NodeWithScore], hits: Sequence[Hit | None]) -> str:
+    """What gave nodes other scores than their hits have, as far as they can tell."""
+    for node, hit in zip(nodes, hits, strict=True):
+        if isinstance(node, ExplainedNode) and hit is not None and not same_score(score_of(node), hit.score):
+            return node._scored_by or UNNAMED
+    return UNNAMED
+
+
+def _caller() -> str | None:
+    """The class of the innermost postprocessor or retriever that is at work in this thread."""
+    frame = inspect.currentframe()
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        if isinstance(owner := frame.f_locals.get("self"), BaseNodePostprocessor | BaseRetriever):
+            return type(owner).__name__
+        frame = frame.f_back
+    return None
 
 
 class ExplanationEvent(BaseEvent):
@@ -122,12 +166,14 @@ def query_string(bundle: QueryBundle) -> tuple[str, str | None]:
     )
 
 
-def found(nodes: Sequence[NodeWithScore]) -> Iterator[RetrievedDocument]:
-    """The nodes as `rag_explain` knows documents."""
+def found(
+    nodes: Sequence[NodeWithScore], is_unscored: Callable[[NodeWithScore], bool] = lambda node: False
+) -> Iterator[RetrievedDocument]:
+    """The nodes as `rag_explain` knows documents; a score may not be their own."""
     for node in nodes:
         yield RetrievedDocument(
             id=node.node.node_id,
             text=embedded(node.node),
-            score=None if node.score is None else float(node.score),
+            score=None if is_unscored(node) else score_of(node),
             metadata=node.node.metadata,
         )

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
-from llama_index.retrievers.rag_explain.nodes import ExplainedNode, announce, found, query_string
+from llama_index.retrievers.rag_explain.nodes import (
+    ExplainedNode,
+    announce,
+    carried,
+    found,
+    last_stage,
+    query_string,
+    score_of,
+)
+from llama_index.retrievers.rag_explain.stores import embedder_of
 
+from rag_explain import Hit
+from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval import HitExplainer, retriever_reason
+from rag_explain.retrieval import HitExplainer, after, retriever_reason
 
 _UNSEEN = "a postprocessor does not see what scored the nodes; this encoder's similarity is explained"
 
 
 class ExplanationPostprocessor(BaseNodePostprocessor):
-    """The same nodes in the same order with the same scores, each with its explanation. Nodes that have one keep it."""
+    """The same nodes in the same order with the same scores, each with its explanation.
 
-    explainer: Any = Field(exclude=True, description="An Explainer, or a model to make one from.")
+    Nodes that have one keep it; what changed their scores or their order since is named in `hit.stages`.
+    """
+
+    explainer: Any = Field(exclude=True, description="An Explainer, or a model or embedding model to make one from.")
     explain: Any = Field(default="lazy", description='"lazy", "eager" or "off".')
     top: int | None = Field(default=None, description="Only the first `top` nodes get an explanation; None: all.")
     time_limit: float | None = Field(default=None, description="Seconds that eager explanations of a query may take.")
@@ -29,17 +45,26 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
 
     _hit_explainer: HitExplainer = PrivateAttr()
 
-    def model_post_init(self, context: Any, /) -> None:
+    def __init__(self, **fields: Any) -> None:
         """Make what explains."""
+        # Not in model_post_init: pydantic would hide what is refused there behind an error of its own.
+        super().__init__(**fields)
         metric = Metric.named(self.metric)
+        # An embedding model of LlamaIndex reads texts in its own way: an explainer is made that does the same.
+        embedder = embedder_of(self.explainer) if isinstance(self.explainer, BaseEmbedding) else None
         self._hit_explainer = HitExplainer(
-            self.explainer,
+            embedder or self.explainer,
             explain=self.explain,
             top=self.top,
             time_limit=self.time_limit,
             metric=metric,
             surrogate=retriever_reason(self.surrogate, _UNSEEN if metric == UNKNOWN else None),
+            name="the retriever",
         )
+
+    def __getstate__(self) -> NoReturn:
+        """LlamaIndex would leave out what explains, and the copy would fail on its first nodes."""
+        raise InvalidInput("ExplanationPostprocessor cannot be pickled: make a new one where it is unpickled")
 
     @classmethod
     def class_name(cls) -> str:
@@ -49,12 +74,20 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        fresh = [node for node in nodes if not isinstance(node, ExplainedNode)]
+        fresh = [node for node in nodes if carried(node) is None]
         if query_bundle is None:  # without a query there is nothing to explain
             hits = self._hit_explainer.hits("", found(fresh), "off")
         else:
             query, reason = query_string(query_bundle)
             hits = self._hit_explainer.hits(query, found(fresh), surrogate=reason)
             announce(query, hits)
-        explained = iter([ExplainedNode.beside(node, hit) for node, hit in zip(fresh, hits, strict=True)])
-        return [node if isinstance(node, ExplainedNode) else next(explained) for node in nodes]
+        made = iter(hits)
+        known = [carried(node) or _at(rank, next(made)) for rank, node in enumerate(nodes, 1)]
+        final = after(last_stage(nodes, known), known, [score_of(node) for node in nodes])
+        both = zip(nodes, final, strict=True)
+        return [node if carried(node) is hit else ExplainedNode.beside(node, hit) for node, hit in both]
+
+
+def _at(rank: int, hit: Hit) -> Hit:
+    """A fresh hit at its place among all nodes."""
+    return replace(hit, rank=rank, stages=tuple(replace(stage, rank=rank) for stage in hit.stages))

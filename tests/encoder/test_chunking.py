@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rag_explain.encoder.chunking import chunk_spans
 from rag_explain.encoder.model import Encoder
 from rag_explain.errors import InvalidInput
-from rag_explain.texts.chunking import chunk_spans
 from tests.support.models import tiny
 
 

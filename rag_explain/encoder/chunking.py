@@ -1,31 +1,18 @@
 """Cutting a long text into pieces that the encoder reads whole: sentences packed together, counted in tokens."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Protocol
+from itertools import pairwise
 
+from rag_explain.encoder.reading import Reader
 from rag_explain.errors import InvalidInput
 from rag_explain.texts.segments import Span, sentence_spans
-from rag_explain.texts.tokens import Role
 
 # Room for the special tokens of every tokenizer that is known to us.
 _SPECIAL_TOKENS = 4
 
 
-class TextReader(Protocol):
-    """What cutting needs to know of a model: how it splits a text, its prompts, and how much it reads."""
-
-    @property
-    def max_length(self) -> int | None: ...
-
-    def prompt(self, role: Role) -> str | None: ...
-
-    def token_offsets(self, text: str) -> list[Span]: ...
-
-
-def chunk_spans(text: str, reader: TextReader, size: int = 128) -> list[Span]:
+def chunk_spans(text: str, reader: Reader, size: int = 128) -> list[Span]:
     """Where the chunks of `text` begin and end: at most `size` tokens each, whole sentences where they fit.
 
     `text[start:end]` is a chunk, verbatim. What lies between chunks is blank.
@@ -35,11 +22,10 @@ def chunk_spans(text: str, reader: TextReader, size: int = 128) -> list[Span]:
     if reader.max_length is not None:
         prompt = reader.token_offsets(reader.prompt("document") or "")
         size = max(1, min(size, reader.max_length - _SPECIAL_TOKENS - len(prompt)))
-    tokens = reader.token_offsets(text)
-    begins = [start for start, _ in tokens]
+    begins = [start for start, _ in reader.token_offsets(text)]
     chunks: list[Span] = []
     used = 0
-    for start, end in _pieces(tokens, begins, sentence_spans(text), size):
+    for start, end in _pieces(begins, sentence_spans(text), size):
         count = bisect_left(begins, end) - bisect_left(begins, start)
         if chunks and used + count <= size:
             chunks[-1], used = (chunks[-1][0], end), used + count
@@ -49,13 +35,11 @@ def chunk_spans(text: str, reader: TextReader, size: int = 128) -> list[Span]:
     return chunks
 
 
-def _pieces(tokens: list[Span], begins: list[int], sentences: list[Span], size: int) -> Iterator[Span]:
+def _pieces(begins: list[int], sentences: list[Span], size: int) -> Iterator[Span]:
     """Sentences, and pieces of `size` tokens of a sentence that is longer than that."""
     for start, end in sentences:
         first, last = bisect_left(begins, start), bisect_left(begins, end)
         if last - first <= size:
             yield start, end
-            continue
-        for begin in range(first, last, size):
-            stop = min(begin + size, last)
-            yield tokens[begin][0], tokens[stop][0] if stop < last else end
+        else:
+            yield from pairwise([*begins[first:last:size], end])

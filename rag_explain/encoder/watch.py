@@ -1,0 +1,186 @@
+"""Has the user's model changed since the working copy was made? Asked before every answer, so it must cost little.
+
+Weights written in place are shared with the copy: they are another model, which the copy is too. Anything else that is
+changed on the model (a module, an adapter, a prompt, a tokenizer's setting) is not seen by the copy, and is refused.
+
+A glance compares what is kept where with what was there before, object by object. Only where that differs are the facts
+compared as plain data, since much of what changes decides nothing: a default that was filled in, a moved buffer.
+"""
+
+import copy
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rag_explain._torch import PARTS, forward_hooks, parts, written
+from rag_explain.encoder.identity import Facts, differing, facts, is_data, places, plain, tensors
+from rag_explain.encoder.probing import hooks_decide
+from rag_explain.errors import ModelChanged
+
+_MISSING = object()
+_SAMPLED = 16  # elements of a weight
+_SAMPLED_SIZE = 256  # weights with fewer elements are compared whole
+_MODEL_SETTINGS = (
+    *("unk_token", "max_input_chars_per_word", "continuing_subword_prefix", "end_of_word_suffix"),
+    *("dropout", "fuse_unk", "byte_fallback", "ignore_merges"),
+)
+
+
+class Watch:
+    """Looks whether a model is still the one that a working copy was made of. Keeps no model alive.
+
+    Attributes:
+        facts: what decides an embedding, as `identity.facts` tells it, but for what changes with every encoding.
+
+    Args:
+        model: the user's own.
+        is_shared: whether the copy has the model's own tensors, so that writes in place are seen by both.
+        fleeting: the paths of facts that change whenever the model encodes, and so decide nothing.
+        adopt: puts a tensor into the copy in place of another one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        is_shared: bool,
+        fleeting: frozenset[str],
+        adopt: Callable[[Tensor, Tensor], None] = lambda old, new: None,
+    ) -> None:
+        self._model, self._is_shared, self._fleeting, self._adopt = weakref.ref(model), is_shared, fleeting, adopt
+        self._unseen = 0  # writes that torch did not count
+        self._sampled: NDArray[Any] = np.empty(0)
+        self._look(model)
+
+    def state(self) -> Hashable:
+        """Something that changes when weights are written in place; raises `ModelChanged` for any other change."""
+        is_written = written(self._tensors) != self._written
+        if is_written and not self._is_shared:
+            raise ModelChanged.because("its weights were written to, and this Explainer computes on another device")
+        is_unseen = not is_written and not np.array_equal(self._sample(), self._sampled)
+        self._unseen += is_unseen
+        model = self._model()
+        if model is not None and self._has_moved(model):
+            self._settle(model)
+        elif is_written or is_unseen:
+            self._sample_from(self._tensors)
+        return self._unseen, *map(tuple, self._written)
+
+    def _look(self, model: Any) -> None:
+        """Remember everything as it is now."""
+        self.facts = self._facts(model)
+        every = [(own, key, own[key]) for path, own, key in places(model) if path not in self._fleeting]
+        # Not by its dictionary: the model's own refers to the model, which must not be kept alive.
+        self._top = {key: plain(value) for own, key, value in every if own is model.__dict__}
+        self._top_size = len(model.__dict__)
+        kept = [one for one in every if one[0] is not model.__dict__]
+        inside = [own for module in model.modules() for own in parts(module)]
+        # Most is compared by identity. What can be changed in place is compared with a copy: of data, or of its facts.
+        self._same = [one for one in kept if not _is_mutable(one[2])]
+        self._same += [(own, key, value) for own in inside for key, value in own.items()]
+        others = [module for module in model.modules() if module is not model]
+        self._same += [(module.__dict__, name, module.__dict__[name]) for module in others for name in PARTS]
+        self._top_parts = parts(model)
+        lasting = [one for one in kept if _is_mutable(one[2])]
+        self._equal = [(own, key, copy.deepcopy(value)) for own, key, value in lasting if is_data(value)]
+        self._alike = [(own, key, plain(value)) for own, key, value in lasting if not is_data(value)]
+        hooks = [own for module in model.modules() for own in forward_hooks(module)]
+        self._hooks = [(own, list(own.values())) for own in hooks]
+        sized: list[dict[Any, Any]] = [*(module.__dict__ for module in others), *inside, *hooks]
+        self._sizes = [(own, len(own)) for own in sized]
+        self._tokenizer = model[0].tokenizer
+        self._splitting = _splitting(self._tokenizer)
+        self._tensors = tensors(model, self._fleeting)
+        self._sample_from(self._tensors)
+
+    def _has_moved(self, model: Any) -> bool:
+        for own, key, value in self._same:  # a thousand of them: nothing else is in this loop
+            if own.get(key, _MISSING) is not value:
+                return True
+        return (
+            any(len(own) != size for own, size in self._sizes)
+            or len(model.__dict__) != self._top_size
+            or any(now is not before for now, before in zip(parts(model), self._top_parts, strict=True))
+            or any(plain(model.__dict__.get(key, _MISSING)) != value for key, value in self._top.items())
+            or any(own.get(key, _MISSING) != value for own, key, value in self._equal)
+            or any(plain(own.get(key, _MISSING)) != value for own, key, value in self._alike)
+            or _splitting(self._tokenizer) != self._splitting
+        )
+
+    def _settle(self, model: Any) -> None:
+        """Something was touched: refuse the model if that can matter, else remember it as it is now."""
+        now = self._facts(model)
+        for path in sorted(differing(now, self.facts)):
+            raise ModelChanged.because(
+                f"{path.strip('.:')}: {_short(self.facts.get(path))}, now {_short(now.get(path))}"
+            )
+        for own, key, value in self._same:
+            if own.get(key) is not value and _is_opaque(value):
+                raise ModelChanged.because(f"{key} is another object")
+        fresh = tensors(model, self._fleeting)
+        moved = [(old, new) for old, new in zip(self._tensors, fresh, strict=False) if old is not new]
+        # A buffer that was moved to another device is a new tensor, with the same values: the copy takes it over.
+        is_same = all(not isinstance(new, nn.Parameter) and torch.equal(old.cpu(), new.cpu()) for old, new in moved)
+        if len(fresh) != len(self._tensors) or not is_same or (moved and not self._is_shared):
+            raise ModelChanged.because("one of its weights was replaced by another tensor")
+        for old, new in moved:
+            self._adopt(old, new)
+        if any(list(own.values()) != hooks for own, hooks in self._hooks) and hooks_decide(model):
+            raise ModelChanged.because("a hook changes what it computes")
+        self._look(model)
+
+    def _facts(self, model: Any) -> Facts:
+        return {path: value for path, value in facts(model).items() if path not in self._fleeting}
+
+    def _sample_from(self, weights: list[Tensor]) -> None:
+        self._written = written(weights)
+        views = (_bits(tensor) for tensor in weights)
+        steps = (
+            (view, 1 if len(view) < _SAMPLED_SIZE else len(view) // _SAMPLED) for view in views if view is not None
+        )
+        self._views = [view[::step] for view, step in steps]
+        self._sampled = self._sample()
+
+    def _sample(self) -> NDArray[Any]:
+        """Some elements of each large weight: torch does not count what is written through `.data`."""
+        return np.concatenate(self._views) if self._views else np.empty(0)
+
+
+def _is_mutable(value: Any) -> bool:
+    """Whether a value can change and stay the same object: it is compared with a copy, or by its facts."""
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is not None
+    return isinstance(value, dict | list | set | np.ndarray | partial | types.MethodType)
+
+
+def _is_opaque(value: Any) -> bool:
+    """Whether the facts know no more of a value than its class."""
+    return not isinstance(value, Tensor | nn.Module | dict | type) and not callable(value) and not is_data(value)
+
+
+def _bits(tensor: Tensor) -> NDArray[Any] | None:
+    """(elements,) as whole numbers, where they can be read without a copy, else None."""
+    if tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
+        return None
+    return tensor.detach().flatten().view(torch.uint8).numpy().view(f"u{min(8, tensor.element_size())}")
+
+
+def _splitting(tokenizer: Any) -> tuple[Any, ...]:
+    """How the tokenizer splits texts, as far as that can be read at once: of its vocabulary only the size."""
+    backend = tokenizer.backend_tokenizer
+    steps = (backend.normalizer, backend.pre_tokenizer, backend.post_processor)
+    states = [None if step is None else step.__getstate__() for step in steps]
+    settings = [getattr(backend.model, name, None) for name in _MODEL_SETTINGS]
+    return id(tokenizer), backend.get_vocab_size(with_added_tokens=True), *states, *settings
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:60]}..."

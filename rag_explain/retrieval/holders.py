@@ -1,0 +1,72 @@
+"""Finding a model inside the objects that hold it, and copying such an object with another model in its place."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+_DEPTH = 4  # the holder itself, what it keeps, and two steps further
+_PLAIN = (type, ModuleType, str, bytes, int, float, list, tuple, dict, set)
+
+
+def held_model(*holders: object) -> SentenceTransformer | None:
+    """The SentenceTransformer that one of these is, or holds in an attribute, so that the user need not name it again.
+
+    Frameworks and people's own classes call the attribute `client`, `_client`, `_model` and so on: the class of its
+    value decides, and no name can go out of date. An object around such a holder is looked into too. None where there
+    is none, or more than one at the same depth.
+    """
+    module = sys.modules.get("sentence_transformers")
+    if module is None:  # a model cannot be held before its library is loaded
+        return None
+    level = list(holders)
+    for _ in range(_DEPTH):
+        found = {id(value): value for value in level if isinstance(value, module.SentenceTransformer)}
+        if found:
+            return next(iter(found.values())) if len(found) == 1 else None
+        level = [value for holder in level for value in attributes(holder).values()]
+    return None
+
+
+def with_model(holder: object, model: object, other: object) -> Any:
+    """A copy of the holder that holds `other` in place of the model; None where that cannot be done.
+
+    Only the objects on the way to the model are copied, and nothing of the holder's own is changed.
+    """
+    replaced = (_replaced(holder, model, other, depth) for depth in range(1, _DEPTH + 1))
+    return next((one for one in replaced if one is not None), None)
+
+
+def attributes(holder: object) -> dict[str, object]:
+    """What an object keeps in itself, by name: of plain data, classes and modules nothing. No property is called."""
+    if isinstance(holder, _PLAIN):
+        return {}
+    names = (name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ()))
+    slots = {name: getattr(holder, name, None) for name in names}
+    private = getattr(holder, "__pydantic_private__", None) or {}
+    return {**slots, **getattr(holder, "__dict__", {}), **private}
+
+
+def _replaced(holder: object, model: object, other: object, depth: int) -> Any:
+    if holder is model:
+        return other
+    if depth == 1 or hasattr(type(holder), "__del__"):  # a copy that cleaned up would clean up for the original
+        return None
+    kept = {name: _replaced(value, model, other, depth - 1) for name, value in attributes(holder).items()}
+    found = {name: value for name, value in kept.items() if value is not None}
+    if not found:
+        return None
+    copied = copy.copy(holder)
+    for name, value in found.items():
+        for space in (getattr(copied, "__pydantic_private__", None), getattr(copied, "__dict__", None)):
+            if space is not None and name in space:
+                space[name] = value
+                break
+        else:
+            object.__setattr__(copied, name, value)
+    return copied
