@@ -180,7 +180,7 @@ def test_the_model_and_its_copy_go_with_the_last_wrapper() -> None:
     assert hit.explanation is not None
     alive = [weakref.ref(encoder), weakref.ref(wrapper.explainer)]
     del encoder, wrapper
-    for _ in range(2):  # the Explainer first; the model is in a cycle with its model card, which the copy held until then
+    for _ in range(2):  # the Explainer first; then the model, in a cycle with its model card, which the copy held
         gc.collect()
     assert [one() for one in alive] == [None, None]
 
