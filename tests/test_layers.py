@@ -24,8 +24,8 @@ LAYERS = """
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
     encoder.reference encoder.loading encoder.model encoder shifted
-    linear.rules linear.identity linear.workspace linear.operations linear.rearrangements linear.early_pooling
-    linear.affine_map linear.registry linear.tape linear.recorder
+    linear.rules linear.identity linear.owners linear.workspace linear.operations linear.rearrangements
+    linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear
     scorers.base scorers.bi_encoder scorers.multi_vector scorers.checks scorers

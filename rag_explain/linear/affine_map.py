@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rag_explain.linear.early_pooling import EarlyPooling
+from rag_explain.linear.entering import Entering, collect, enters_at_positions, find_owners
 from rag_explain.linear.identity import storage_of
 from rag_explain.linear.operations import Operation
 from rag_explain.linear.workspace import Workspace
@@ -16,11 +17,15 @@ DEFAULT_MAX_BYTES = 48 * 2**20
 
 
 class AffineMap:
-    """embedding = linear(hidden) + rest, with coefficients frozen at one batch of texts.
+    """embedding = linear(hidden) + what biases contribute, with coefficients frozen at one batch of texts.
 
     Attributes:
         hidden: (D, n, h) the values at the input of the block where the map begins.
         embedding: (D, e) the encoder's own output, before it is normalised.
+
+    Args:
+        biases_by_position: whether a bias is counted for the token at whose position it enters. What enters after
+            pooling is still the rest. Otherwise all biases are.
     """
 
     def __init__(
@@ -32,23 +37,35 @@ class AffineMap:
         embedding: Tensor,
         *,
         early_pooling: bool = True,
+        biases_by_position: bool = False,
     ) -> None:
         self.operations = _needed(operations, output)
+        if biases_by_position:
+            find_owners(self.operations, source, *hidden.shape[:2])
         if early_pooling:
             self.operations = _needed(EarlyPooling(self.operations, hidden).operations, output)
         self.hidden, self.embedding = hidden, embedding
         self._source, self._output = source, output
         self._biases: Tensor | None = None
+        apart = [one for one in self.operations if one.constant is not None and not enters_at_positions(one)]
+        self._has_rest = bool(apart)
         for operation in self.operations:
             operation.cast(hidden.dtype)
         self._last_use = _last_use(self.operations, output)
         self._per_tangent = _peak(self.operations, self._last_use, source, hidden.shape) * hidden.element_size()
 
     def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
-        """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects every bias on the way."""
+        """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects the biases of the rest."""
         return self._run(tangents, Workspace(), bias, keep=tangents)
 
-    def _run(self, tangents: Tensor, space: Workspace, bias: int | None, keep: Tensor | None = None) -> Tensor:
+    def _run(
+        self,
+        tangents: Tensor,
+        space: Workspace,
+        bias: int | None,
+        keep: Tensor | None = None,
+        entering: Entering | None = None,
+    ) -> Tensor:
         """`push` with the memory of a workspace; tangents may be overwritten unless their memory is to be kept."""
         live = {self._source: tangents}
         for operation in self.operations:
@@ -57,22 +74,31 @@ class AffineMap:
             free = _overwritable(dead, live.values() if keep is None else (*live.values(), keep)) if dead else dead
             spent = [any(tangent is one for one in free) for tangent in inputs] if operation.overwrites else ()
             out = operation.run(space, spent, *inputs)
-            if bias is not None and operation.constant is not None:
-                out[bias].add_(operation.constant)
+            if operation.constant is not None:
+                if enters_at_positions(operation):
+                    if entering is not None:
+                        entering.add(operation, out)
+                elif bias is not None:
+                    out[bias].add_(operation.constant)
             live[operation.output] = out
             for tangent in free:
                 if storage_of(tangent) != storage_of(out):
                     space.give(tangent)
         return live[self._output]
 
-    def pull(self, cotangents: Tensor, space: Workspace | None = None) -> Tensor:
-        """Send cotangents (C, D, e) back to the input: (C, D, n, h)."""
+    def pull(self, cotangents: Tensor, space: Workspace | None = None, entered: Tensor | None = None) -> Tensor:
+        """Send cotangents (C, D, e) back to the input: (C, D, n, h).
+
+        To `entered` (C, D, n) is added what they make of the biases that enter at each position.
+        """
         space = space or Workspace()
         gathered: dict[int, Tensor] = {self._output: cotangents}
         for operation in reversed(self.operations):
             cotangent = gathered.pop(operation.output, None)
             if cotangent is None:
                 continue
+            if entered is not None and operation.constant is not None and enters_at_positions(operation):
+                collect(operation, cotangent, entered)
             spent = bool(_overwritable([cotangent], (*gathered.values(), cotangents)))
             parts = operation.run_back(space, spent, cotangent)
             if spent and storage_of(cotangent) not in map(storage_of, parts):
@@ -87,7 +113,9 @@ class AffineMap:
         return cotangents.new_zeros(cotangents.shape[0], *self.hidden.shape) if source is None else source
 
     def rest(self, cotangents: Tensor) -> Tensor:
-        """<cotangent, what the biases contribute>, (C, D): one tangent, pushed once, for any number of cotangents."""
+        """<cotangent, the rest>, (C, D): one tangent, pushed once, for any number of cotangents."""
+        if not self._has_rest:
+            return cotangents.new_zeros(cotangents.shape[:2])
         if self._biases is None:
             self._biases = self.push(torch.zeros_like(self.hidden)[None], bias=0)[0]
         return torch.einsum("cde,de->cd", cotangents, self._biases)
@@ -95,12 +123,12 @@ class AffineMap:
     def chunk(self, max_bytes: int, count: int) -> int:
         """How many of `count` tangents travel at once when their values may take `max_bytes`: chunks of one size."""
         most = max(1, max_bytes // max(1, self._per_tangent))
-        return math.ceil(count / math.ceil(count / most))
+        return math.ceil(count / max(1, math.ceil(count / most)))
 
     def rows(
         self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What each token of each text contributes, (D, n, e), and what the biases do, (D, e): n + 1 tangents.
+        """What each token of each text contributes, (D, n, e), and the rest, (D, e): n + 1 tangents, or n without rest.
 
         Token t's tangent is its own hidden value at position t and zero elsewhere, for all texts at once (they do not
         meet in the forward pass).
@@ -129,19 +157,22 @@ class AffineMap:
     def push_rows(
         self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`rows`, one tangent per token or group and one for the biases, in chunks."""
+        """`rows`, one tangent per token or group and one for the rest, in chunks."""
         values = self.hidden if weights is None else weights
         if groups is None:
             groups = torch.arange(values.shape[1], device=values.device).expand(values.shape[:2])
-        count = _count(groups)
-        result = values.new_empty(count + 1, *self.embedding.shape)
-        step, space = self.chunk(max_bytes, count + 1), Workspace()
-        for start in range(0, count + 1, step):
-            stop = min(start + step, count + 1)
+        count, entering = _count(groups), Entering(groups)
+        tangents_in_all = count + self._has_rest
+        result = values.new_zeros(count + 1, *self.embedding.shape)
+        step, space = self.chunk(max_bytes, tangents_in_all), Workspace()
+        for start in range(0, tangents_in_all, step):
+            stop = min(start + step, tangents_in_all)
+            entering.start, entering.stop = start, stop
             with torch.inference_mode():  # many small operations: torch does less around each
                 index = torch.arange(start, stop, device=values.device)[:, None, None]
-                tangents = values * (groups == index).unsqueeze(-1)  # the last one, the biases', is zero: no such group
-                result[start:stop] = self._run(tangents, space, bias=-1 if stop > count else None)
+                tangents = values * (groups == index).unsqueeze(-1)  # the last one, the rest's, is zero: no such group
+                bias = -1 if stop > count else None
+                result[start:stop] = self._run(tangents, space, bias, entering=entering)
         return result[:count].transpose(0, 1), result[count]
 
     def relevance(
@@ -150,8 +181,10 @@ class AffineMap:
         """<cotangent, row of each token>, (C, D, n), and <cotangent, rest>, (C, D), without building rows: C pulls."""
         values = self.hidden if weights is None else weights
         step, space = self.chunk(max_bytes, len(cotangents)), Workspace()
-        tokens = [(self.pull(part, space) * values).sum(dim=-1) for part in cotangents.split(step)]
-        return torch.cat(tokens), self.rest(cotangents)
+        tokens = cotangents.new_zeros(len(cotangents), *values.shape[:2])
+        for part, entered in zip(cotangents.split(step), tokens.split(step), strict=True):
+            entered += (self.pull(part, space, entered) * values).sum(dim=-1)
+        return tokens, self.rest(cotangents)
 
 
 def _overwritable(dead: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

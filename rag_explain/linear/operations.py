@@ -5,7 +5,8 @@ cotangents of its inputs (`pull`). Tangents and cotangents carry one leading bat
 value had in the forward pass; shapes below leave B out where it only travels along. For every operation
 `<pull(c), t> == <c, push(t)>`: a test holds it for each.
 
-`constant` is what the operation adds that comes from no input (a bias): value_out = push(value_in) + constant.
+`constant` is what the operation adds that comes from no input (a bias): value_out = push(value_in) + constant. Where it
+enters is known by the `owner` of the output, and for a pooled one by `constants`, one for each position.
 
 `run` is `push` and `run_back` is `pull` for production, and an operation has one of each two: they may write into a
 tangent that is not read again and take their memory from a workspace. `pooled` is what `early_pooling` needs to know of
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from rag_explain.linear.owners import Owner
 from rag_explain.linear.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class Operation:
     output: int
     shape: Shape  # of the output's value, without the batch of tangents
     constant: Tensor | None = None
+    owner: Owner | None = None  # of the output, where biases are counted by position and the operation adds one
+    constants: Tensor | None = None  # (D, n, k): what each position has of a pooled constant (D, k)
     overwrites: ClassVar[bool] = False  # whether `run` may write into an input that is spent
     scratch: ClassVar[int] = 2  # how many times its output a step may need while it runs
 
@@ -67,7 +71,15 @@ class Operation:
     def on_pooled(self, weights: Tensor, *inputs: int, **changes: Any) -> Operation:
         """This operation on pooled inputs, (D, k) each, with its constant pooled too."""
         shape, constant = (len(weights), self.shape[-1]), pooled_constant(self.constant, weights, self.shape[-1])
-        return replace(self, inputs=inputs, shape=shape, constant=constant, **changes)
+        constants = None
+        if self.owner is not None and self.constant is not None:
+            constants = spread_constant(self.constant, weights, self.shape[-1])
+        changes |= {"shape": shape, "constant": constant, "constants": constants, "owner": None}
+        return replace(self, inputs=inputs, **changes)
+
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        """Which positions the output's elements belong to, given those of the inputs; None: to none, or not known."""
+        return None
 
     def cast(self, dtype: torch.dtype) -> None:
         """Coefficients in the precision of the tangents: some encoders compute a part of them in another one."""
@@ -106,6 +118,9 @@ class Scale(Operation):
         in_shape = (len(weights), self.shape[-1])
         return pooling.emit(self.on_pooled(weights, inner, in_shape=in_shape, factor=factor[0]))
 
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0] and owners[0].lifted(len(self.shape))
+
 
 @dataclass(eq=False, kw_only=True)
 class Linear(Operation):
@@ -128,6 +143,9 @@ class Linear(Operation):
         in_shape = (*self.shape[:-1], len(self.weight))
         return pooling.emit(self.on_pooled(weights, pooling.pool(self.inputs[0], weights, in_shape)))
 
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0] if owners[0] and owners[0].is_by_row else None
+
 
 @dataclass(eq=False, kw_only=True)
 class MixLeft(Operation):
@@ -141,6 +159,11 @@ class MixLeft(Operation):
     def run_back(self, space: Workspace, spent: bool, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (_mix(self.matrix.mT, cotangent, space),)
 
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        """Attention: what is read at a position is at that position."""
+        is_square = self.matrix.shape[1] == self.matrix.shape[2]
+        return owners[0] if owners[0] and is_square and owners[0].axis == 1 else None
+
 
 @dataclass(eq=False, kw_only=True)
 class MixRight(Operation):
@@ -153,6 +176,9 @@ class MixRight(Operation):
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (_mix(self.matrix, cotangent.mT, Workspace()).mT,)
+
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0] if owners[0] and owners[0].is_by_row else None
 
 
 def _mix(matrix: Tensor, x: Tensor, space: Workspace) -> Tensor:
@@ -202,6 +228,10 @@ class Sum(Operation):
         in_shapes = ((len(weights), self.shape[-1]),) * len(inner)
         return pooling.emit(self.on_pooled(weights, *inner, in_shapes=in_shapes))
 
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        """Of an input that has one; attention scores are the reading position's, whose part comes first."""
+        return next((owner.lifted(len(self.shape)) for owner in owners if owner), None)
+
 
 @dataclass(eq=False, kw_only=True)
 class Reduce(Operation):
@@ -219,6 +249,9 @@ class Reduce(Operation):
         kept = [1 if d in self.dims else size for d, size in enumerate(self.in_shape)]
         spread = (cotangent * self.factor).reshape(cotangent.shape[0], *kept)
         return (spread.expand(cotangent.shape[0], *self.in_shape),)
+
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0] and owners[0].reduced(self.dims, self.shape)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -264,6 +297,9 @@ class Center(Operation):
         inner = pooling.pooled(self.inputs[0], weights * self.inverse[..., 0], self.shape)
         return pooling.emit(self.on_pooled(weights, inner, inverse=torch.ones_like(weights[:, :1])))
 
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0]
+
 
 @dataclass(eq=False, kw_only=True)
 class CenterProject(Operation):
@@ -282,6 +318,9 @@ class CenterProject(Operation):
         along = (t * self.normalised).mean(dim=-1, keepdim=True)
         return t - t.mean(dim=-1, keepdim=True) - self.normalised * along
 
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0]
+
 
 @dataclass(eq=False, kw_only=True)
 class SoftmaxJacobian(Operation):
@@ -296,6 +335,9 @@ class SoftmaxJacobian(Operation):
 
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (self.push(cotangent),)
+
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0]
 
 
 def lift(t: Tensor, ndim: int) -> Tensor:
@@ -319,6 +361,11 @@ def pooled_constant(constant: Tensor | None, weights: Tensor, width: int) -> Ten
         return None
     if constant.ndim <= 1:
         return weights.sum(dim=1, keepdim=True) * constant
+    return spread_constant(constant, weights, width).sum(dim=1)
+
+
+def spread_constant(constant: Tensor, weights: Tensor, width: int) -> Tensor:
+    """What each position has of a pooled constant, (D, n, k)."""
     shape = (*weights.shape, width)
     whole = constant.reshape(shape) if constant.numel() == math.prod(shape) else constant.expand(shape)
-    return (weights.unsqueeze(-1) * whole).sum(dim=1)
+    return weights.unsqueeze(-1) * whole

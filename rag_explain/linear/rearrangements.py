@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rag_explain.linear.operations import Operation, Shape
+from rag_explain.linear.owners import Owner
 from rag_explain.linear.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class View(Operation):
     def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         rows = weights.numel(), self.shape[-1]  # (D * n, k), as some dense layers see (D, n, k)
         return pooling.pooled(self.inputs[0], weights, rows) if self.in_shape == rows else None
+
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0] and owners[0].reshaped(self.in_shape, self.shape)
 
 
 def _reshaped(t: Tensor, shape: Shape, space: Workspace) -> Tensor:
@@ -58,6 +62,9 @@ class Permute(Operation):
     def pull(self, cotangent: Tensor) -> tuple[Tensor, ...]:
         return (cotangent.permute(self._back),)
 
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0] and owners[0].permuted(self.dims)
+
 
 @dataclass(eq=False, kw_only=True)
 class Slice(Operation):
@@ -80,6 +87,9 @@ class Slice(Operation):
         whole[self._index] = cotangent
         return (whole,)
 
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0] and owners[0].sliced(self.dim, self.in_shape[self.dim], self.shape[self.dim])
+
 
 @dataclass(eq=False, kw_only=True)
 class Concatenate(Operation):
@@ -98,6 +108,12 @@ class Concatenate(Operation):
         blocks = cotangent.split([abs(size) for size in self.sizes], dim=self.dim + 1)
         return tuple(block for block, size in zip(blocks, self.sizes, strict=True) if size >= 0)
 
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        """Side by side within each position: features, heads."""
+        first = owners[0]
+        is_apart = first is not None and first.axis != self.dim and first.index.shape[self.dim] == 1
+        return first if is_apart and all(owners) else None
+
 
 @dataclass(eq=False, kw_only=True)
 class Rearrange(Operation):
@@ -114,3 +130,6 @@ class Rearrange(Operation):
             x = cotangent.new_zeros(cotangent.shape[0], *self.in_shape, requires_grad=True)
             (result,) = torch.autograd.grad(torch.vmap(self.function)(x), x, cotangent)
         return (result,)
+
+    def owner_of(self, *owners: Owner | None) -> Owner | None:
+        return owners[0] and owners[0].broadcast(self.shape)

@@ -83,8 +83,8 @@ class Recorder(Tape):
         self.operations: list[Operation] = []
         self._slots = 0
 
-    def freeze(self, embedding: Tensor, *, early_pooling: bool = True) -> AffineMap:
-        """The affine map from the marked hidden state to `embedding` (D, e)."""
+    def freeze(self, embedding: Tensor, **options: bool) -> AffineMap:
+        """The affine map from the marked hidden state to `embedding` (D, e); options are those of `AffineMap`."""
         hidden, source = self.marked, self._new_slot()
         if hidden is not None:
             self.bind(Node(hidden, source))
@@ -95,7 +95,7 @@ class Recorder(Tape):
         output = self.resolve(node)
         if output is None:
             raise UnsupportedOperation(f"this encoder cannot be explained exactly: {node.poison}")
-        return AffineMap(self.operations, source, output, hidden, embedding, early_pooling=early_pooling)
+        return AffineMap(self.operations, source, output, hidden, embedding, **options)
 
     def _read(self, steps: Sequence[Step]) -> None:
         for step in steps:

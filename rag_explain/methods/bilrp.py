@@ -10,6 +10,10 @@ coefficients are frozen at the text (attention probabilities, norm denominators,
 gradient times input of that frozen map. Hence R = rows(x) rows(x')^T, where rows[t] is the image of token t's input
 under the map, which takes one tangent per token to compute instead of one backward pass per dimension.
 
+The map is affine, not linear: the encoder's biases contribute too. By default each is counted for the token at whose
+position it enters, so that rows sum to the embedding but for what enters after pooling; `biases="apart"` keeps all of
+them in the rest, as the papers do.
+
 `hxp`, Hessian times product, is the same with true derivatives: gradient times input, no rules.
 """
 
@@ -25,22 +29,33 @@ from rag_explain.scorers.base import Scorer
 class BiLRP(FrozenMethod):
     """`bilrp`: exact second-order LRP. The rest is computed from the biases, so the sum is a check that can fail.
 
-    `rules` are those of the BiLRP papers (default), or AttnLRP's.
+    `rules` are those of the BiLRP papers (default), or AttnLRP's. `biases` are counted for the token at whose position
+    they enter ("position"), or in the rest ("apart", as in the papers).
     """
 
     name = "bilrp"
     computes_rest = True
 
-    def __init__(self, scorer: Scorer, layer: int | None = None, *, rules: Literal["lrp", "attnlrp"] = "lrp") -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        layer: int | None = None,
+        *,
+        rules: Literal["lrp", "attnlrp"] = "lrp",
+        biases: Literal["position", "apart"] = "apart",
+    ) -> None:
         super().__init__(scorer, layer)
         known = {"lrp": LRP, "attnlrp": ATTN_LRP}
         if rules not in known:
             raise InvalidInput(f"rules must be one of {', '.join(known)}, not {rules!r}")
-        self.rules = known[rules]
+        if biases not in ("position", "apart"):
+            raise InvalidInput(f"biases must be 'position' or 'apart', not {biases!r}")
+        self.rules, self.biases_by_position = known[rules], biases == "position"
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"layer": self.layer, "rules": self.rules.name}
+        biases = "position" if self.biases_by_position else "apart"
+        return {"layer": self.layer, "rules": self.rules.name, "biases": biases}
 
     def check(self) -> None:
         """Sum of rows + rest = embedding, and embedding = what the encoder says without the recorder."""

@@ -16,13 +16,21 @@ from rag_explain.texts.tokens import Unit
 
 
 def freeze(
-    encoder: Encoder, batch: Batch, layer: int, rules: Rules, *, at: Tensor | None = None, shares: Tensor | None = None
+    encoder: Encoder,
+    batch: Batch,
+    layer: int,
+    rules: Rules,
+    *,
+    at: Tensor | None = None,
+    shares: Tensor | None = None,
+    **options: bool,
 ) -> tuple[AffineMap, Tensor]:
     """The affine map that the encoder is at these texts, from block `layer`'s input to its output; and (D, e) the
     embeddings.
 
     The output is the embedding, or with `shares` (D, n) the sum of the last block's vectors weighted by them. `at`
-    (D, n, h) puts the block's input somewhere else than where the texts themselves put it.
+    (D, n, h) puts the block's input somewhere else than where the texts themselves put it. Options are those of
+    `AffineMap`.
     """
     output: list[Tensor] = []
     with Recorder(rules) as recorder:
@@ -38,7 +46,7 @@ def freeze(
             return hidden
 
         embeddings = encoder.run(batch, visit, recorder.enter)
-    return recorder.freeze(output[0] if output else embeddings), embeddings
+    return recorder.freeze(output[0] if output else embeddings, **options), embeddings
 
 
 class FrozenMethod(EncoderMethod):
@@ -48,13 +56,19 @@ class FrozenMethod(EncoderMethod):
     rules: Rules
     # Whether the rest is computed from the biases, so that the sum is a check; else it is what remains.
     computes_rest: ClassVar[bool]
+    # Whether a bias is counted for the token at whose position it enters, and not in the rest.
+    biases_by_position: bool = False
 
     def check(self) -> None:
         super().check()  # first: it names an operation that has no rule
         check_route(self.encoder, self.layer)
 
+    def freeze(self, batch: Batch) -> tuple[AffineMap, Tensor]:
+        """The frozen encoder at these texts, and their embeddings (D, e)."""
+        return freeze(self.encoder, batch, self.layer, self.rules, biases_by_position=self.biases_by_position)
+
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
-        frozen, embeddings = freeze(self.encoder, batch, self.layer, self.rules)
+        frozen, embeddings = self.freeze(batch)
         units, groups = batch.groups(unit)
         found, rest = frozen.rows(self.max_bytes, groups=groups)
         rows = batch.unpad(found) if groups is None else [found[index, : len(own)] for index, own in enumerate(units)]
@@ -68,7 +82,7 @@ class FrozenMethod(EncoderMethod):
 
     def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
         """Pull the query's rows and rest through each document: n_q + 1 cotangents, whatever the document's length."""
-        frozen, embeddings = freeze(self.encoder, documents, self.layer, self.rules)
+        frozen, embeddings = self.freeze(documents)
         block = torch.as_tensor(query.block.copy()).to(embeddings)
         cotangents = block[:, None, :].expand(-1, len(documents), -1).to(frozen.hidden.dtype)
         tokens, rest = (part.to(embeddings.dtype) for part in frozen.relevance(cotangents, self.max_bytes))

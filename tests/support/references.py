@@ -40,14 +40,43 @@ def rows_by_dimension(
         return _gradient_times_input(ruled, features, layer, dimensions)
 
 
+def lrp_rows_with_biases(
+    model: SentenceTransformer, features: dict[str, Any], layer: int, *, gated: bool
+) -> tuple[Tensor, Tensor]:
+    """(D, n, e) and (D, e): `lrp_rows` with every bias counted where it enters, and what enters after pooling.
+
+    Every bias is a leaf of its own, one for each position and each call of its module: an input like any other, whose
+    relevance is gradient x input.
+    """
+    ruled = ruled_copy(model, gated=gated)
+    leaves: list[Tensor] = []
+
+    def add(module: nn.Module, args: Any, out: Tensor, bias: Tensor) -> Tensor:
+        leaves.append(bias.detach().expand(out.shape).clone().requires_grad_())
+        return out + leaves[-1]
+
+    for module in ruled.modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+            bias, module.bias = module.bias, None
+            module.register_forward_hook(lambda module, args, out, bias=bias: add(module, args, out, bias))
+    with _detached_softmax():
+        rows = _gradient_times_input(ruled, features, layer, leaves=leaves)
+    return rows[:, :-1], rows[:, -1]
+
+
 def gradient_rows(model: SentenceTransformer, features: dict[str, Any], layer: int) -> Tensor:
     """(D, n, e): gradient x input without any rule."""
     return _gradient_times_input(copy.deepcopy(model), features, layer)
 
 
 def _gradient_times_input(
-    model: SentenceTransformer, features: dict[str, Any], layer: int, dimensions: int | None = None
+    model: SentenceTransformer,
+    features: dict[str, Any],
+    layer: int,
+    dimensions: int | None = None,
+    leaves: list[Tensor] | None = None,
 ) -> Tensor:
+    """(D, n, e); with `leaves`, which the pass makes, (D, n + 1, e): theirs by position, the others' in a last row."""
     model.eval()
     model[0].auto_model.set_attn_implementation("eager")
     caught: list[Tensor] = []
@@ -71,8 +100,13 @@ def _gradient_times_input(
     (hidden,) = caught
     columns = []
     for dimension in range(dimensions or embedding.shape[1]):  # one backward pass per dimension, as in the papers
-        (gradient,) = torch.autograd.grad(embedding[:, dimension].sum(), hidden, retain_graph=True)
-        columns.append((gradient * hidden).sum(dim=-1))
+        inputs = [hidden, *(leaves or ())]
+        found = torch.autograd.grad(embedding[:, dimension].sum(), inputs, retain_graph=True, allow_unused=True)
+        used = [(value, slope) for value, slope in zip(inputs, found, strict=True) if slope is not None]
+        relevance = [(slope * value).sum(dim=-1) for value, slope in used]
+        tokens = sum(one for one in relevance if one.ndim == 2)
+        after = sum((one for one in relevance if one.ndim == 1), torch.zeros(len(hidden), dtype=hidden.dtype))
+        columns.append(tokens if leaves is None else torch.cat([tokens, after[:, None]], dim=1))
     return torch.stack(columns, dim=-1).detach()
 
 

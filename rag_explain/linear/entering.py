@@ -1,0 +1,85 @@
+"""Biases counted where they enter: into the tangent of the token at their position, or by position on the way back."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rag_explain.linear.operations import Operation
+from rag_explain.linear.owners import Owner
+
+Rows = tuple[Tensor, ...]  # the index of some rows of a value, one tensor per axis
+
+
+def find_owners(operations: Sequence[Operation], source: int, texts: int, length: int) -> None:
+    """Tell every operation that adds a constant which positions its output belongs to."""
+    owners: dict[int, Owner | None] = {source: Owner.of_hidden(texts, length)}
+    for operation in operations:
+        owner = operation.owner_of(*(owners[slot] for slot in operation.inputs))
+        owners[operation.output] = owner
+        if operation.constant is not None:
+            operation.owner = owner
+
+
+def enters_at_positions(operation: Operation) -> bool:
+    """Whether the operation's constant can be told apart by position; one without, such as a bias after pooling, is
+    what no token owns."""
+    return operation.owner is not None or operation.constants is not None
+
+
+class Entering:
+    """Adds constants to the tangents of the groups of tokens whose positions they enter at.
+
+    `groups` (D, n) is the number of each position's group; those of no group, -1, are added to nothing.
+    """
+
+    def __init__(self, groups: Tensor) -> None:
+        self._groups, self._flat = groups, groups.cpu().numpy().ravel()
+        self._found: dict[Owner, tuple[int, Rows]] = {}
+        self.start, self.stop = 0, 0  # the groups whose tangents are on their way
+
+    def add(self, operation: Operation, out: Tensor) -> None:
+        """To tangents (B, *shape) of groups `start` to `stop`."""
+        assert operation.constant is not None
+        if operation.constants is not None:
+            index = torch.arange(self.start, self.stop, device=out.device)[:, None, None]
+            share = (self._groups == index).to(out.dtype)  # (B, D, n)
+            out += torch.einsum("bdn,dnk->bdk", share, operation.constants)
+            return
+        assert operation.owner is not None
+        rows = self._rows(operation, operation.owner, out.device)
+        constant = operation.constant
+        if constant.ndim > 1 or not operation.owner.is_by_row:
+            constant = constant.expand(operation.shape)[rows[1:]]
+        out[rows] += constant
+
+    def _rows(self, operation: Operation, owner: Owner, device: torch.device) -> Rows:
+        """(tangent, axes of the row) of everything that enters one of the tangents."""
+        found = self._found.get(owner)
+        if found is None or found[0] != self.start:
+            positions, shape = owner.rows(operation.shape)
+            groups = self._flat[positions]
+            (chosen,) = np.nonzero((groups >= self.start) & (groups < self.stop))
+            arrays = (groups[chosen] - self.start, *np.unravel_index(chosen, shape))
+            found = self._found[owner] = self.start, tuple(torch.as_tensor(array, device=device) for array in arrays)
+        return found[1]
+
+
+def collect(operation: Operation, cotangent: Tensor, entered: Tensor) -> None:
+    """Add <cotangent, constant> (C, *shape) to what enters at each position, (C, D, n)."""
+    assert operation.constant is not None
+    if operation.constants is not None:
+        entered += torch.einsum("cdk,dnk->cdn", cotangent, operation.constants)
+        return
+    assert operation.owner is not None
+    constant, owner = operation.constant, operation.owner
+    if not owner.is_by_row:
+        parts = cotangent * constant
+    elif constant.ndim == 1 and len(constant) > 1:
+        parts = cotangent @ constant
+    else:
+        parts = (cotangent * constant).sum(dim=-1)
+    positions, _ = owner.rows(operation.shape)
+    flat = entered.view(len(entered), -1)
+    flat.index_add_(1, torch.as_tensor(positions, device=flat.device), parts.reshape(len(parts), -1))
