@@ -14,7 +14,6 @@ between rankings under the same deletions.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import sys
@@ -23,11 +22,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import data_sets
 import numpy as np
+from measures import without
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from rag_explain import Explainer, Explanation, Token
+from rag_explain import Explainer, Explanation
 from rag_explain.encoder.loading import load
 
 
@@ -92,11 +93,9 @@ def table(areas: dict[str, list[float]], seconds: dict[str, float]) -> list[dict
 
 def read_pairs(path: Path, count: int, words: int) -> list[tuple[str, str]]:
     """Similar pairs (gold score of at least 3 of 5, so that there is a score to lose), spread evenly over the file."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if float(row[4]) >= 3]
-    rows = [row for row in rows if max(len(row[5].split()), len(row[6].split())) <= words]
-    kept = rows[:: max(1, len(rows) // count)][:count]
-    return [(row[5], row[6]) for row in kept]
+    alike = [(one, other) for one, other, gold in data_sets.sts_benchmark(path) if gold >= 3]
+    short = [pair for pair in alike if max(len(text.split()) for text in pair) <= words]
+    return short[:: max(1, len(short) // count)][:count]
 
 
 def area(model: SentenceTransformer, explanation: Explanation) -> float:
@@ -116,13 +115,6 @@ def area(model: SentenceTransformer, explanation: Explanation) -> float:
     vectors = model.encode(texts, normalize_embeddings=True)
     scores = (vectors[::2] * vectors[1::2]).sum(axis=1)
     return float((scores[1:] / scores[0]).mean())
-
-
-def without(text: str, words: list[Token]) -> str:
-    """`text` with some of its words cut out."""
-    for word in sorted(words, key=lambda token: -token.start):
-        text = text[: word.start] + text[word.end :]
-    return " ".join(text.split())
 
 
 def spread(values: Sequence[float] | NDArray[np.float64]) -> float:

@@ -20,19 +20,15 @@ import argparse
 import json
 import math
 import platform
-import re
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import faiss
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from data_sets import Collection, collection_in, embedded
 from sentence_transformers import SentenceTransformer
 
 from rag_explain import Explainer
@@ -43,53 +39,6 @@ from rag_explain.texts.passage import as_passages
 
 TOP = 10
 LENGTHS = ((1, 13), (14, 20), (21, 64))
-
-
-@dataclass(frozen=True)
-class Collection:
-    """A corpus, its queries, and the ids of the documents that answer each query."""
-
-    name: str
-    documents: dict[str, str]
-    queries: dict[str, str]
-    relevant: dict[str, set[str]]
-
-
-def load(folder: Path) -> Collection:
-    if (folder / "cran.qry").exists():
-        return cranfield(folder)
-    if (folder / "claims_train.jsonl").exists():
-        return scifact(folder)
-    sys.exit(f"{folder} holds neither Cranfield (cran.qry) nor SciFact (claims_train.jsonl)")
-
-
-def cranfield(folder: Path) -> Collection:
-    """Queries are numbered by their place in the file: that is what the judgements refer to."""
-    documents = {}
-    for record in re.split(r"^\.I ", (folder / "cran.all.1400").read_text(encoding="latin-1"), flags=re.M)[1:]:
-        number, text = record.split("\n", 1)
-        documents[number.strip()] = " ".join(text.split("\n.W\n", 1)[1].split())
-    records = re.split(r"^\.I ", (folder / "cran.qry").read_text(encoding="latin-1"), flags=re.M)[1:]
-    queries = {str(place): " ".join(record.split(".W", 1)[1].split()) for place, record in enumerate(records, 1)}
-    relevant: dict[str, set[str]] = {}
-    for line in (folder / "cranqrel").read_text().splitlines():
-        query, document, *_ = line.split()
-        relevant.setdefault(query, set()).add(document)
-    return Collection("Cranfield", documents, queries, relevant)
-
-
-def scifact(folder: Path) -> Collection:
-    documents = {}
-    for line in (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        documents[str(record["doc_id"])] = " ".join([record["title"], *record["abstract"]])
-    claims = [json.loads(line) for line in (folder / "claims_train.jsonl").read_text(encoding="utf-8").splitlines()]
-    return Collection(
-        "SciFact",
-        documents,
-        {str(claim["id"]): claim["claim"] for claim in claims},
-        {str(claim["id"]): {str(one) for one in claim["cited_doc_ids"]} for claim in claims},
-    )
 
 
 def ndcg(found: Sequence[str], relevant: Iterable[str]) -> float:
@@ -126,11 +75,11 @@ def main() -> None:
         faiss.omp_set_num_threads(1)
         Watch.clock = staticmethod(time.process_time)
 
-    collection = load(arguments.data)
+    collection = collection_in(arguments.data)
     model = SentenceTransformer(str(packaged_path() or DEFAULT_MODEL), device="cpu")
     explainer = Explainer(model, store=Store(arguments.keep))
     names, texts = list(collection.documents), list(collection.documents.values())
-    vectors = embed(explainer, texts, arguments.keep)
+    vectors = embedded(explainer.scorer, texts, arguments.keep)
     print(f"{collection.name}: {len(texts)} documents, {len(collection.queries)} queries", flush=True)
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
@@ -159,17 +108,6 @@ def main() -> None:
         command = f"python benchmarks/retrieval.py --data {collection.name.upper()} {given}"
         text = json.dumps({"command": command, **result}, indent=1) + "\n"
         arguments.json.write_text(text, encoding="utf-8")
-
-
-def embed(explainer: Explainer, texts: Sequence[str], keep: Path | None) -> NDArray[np.float32]:
-    """The corpus as vectors, from the last run where they were kept."""
-    path = None if keep is None else keep / f"{explainer.scorer.fingerprint}-{len(texts)}.npy"
-    if path is not None and path.exists():
-        return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
-    vectors = explainer.scorer.embed(texts, "document")
-    if path is not None:
-        np.save(path, vectors)
-    return vectors
 
 
 def rank(collection: Collection, plain: Callable[[str], list[str]], retriever: FaissRetriever) -> dict[str, Any]:

@@ -5,8 +5,9 @@ WordPiece, BPE and SentencePiece give the same words.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import ceil
 
 import regex
 
@@ -22,7 +23,7 @@ _WORD = regex.compile(
     rf"|{_UNSPACED}\p{{M}}*"
     rf"|(?!\p{{Katakana}}){_LETTER}+(?:(?:['’\-.]|(?<=\p{{N}}),(?=\p{{N}})){_LETTER}+)*"
     rf"|(?=\p{{Extended_Pictographic}}|\p{{Regional_Indicator}})\X"
-    rf"|(?:(?!\p{{Extended_Pictographic}}|\p{{Regional_Indicator}})[^\p{{L}}\p{{N}}\p{{M}}_\s]\p{{M}}*)+"
+    rf"|(?P<mark>(?:(?!\p{{Extended_Pictographic}}|\p{{Regional_Indicator}})[^\p{{L}}\p{{N}}\p{{M}}_\s]\p{{M}}*)+)"
 )
 
 _END = regex.compile(
@@ -31,14 +32,29 @@ _END = regex.compile(
     r"|\n[^\S\n]*(?=\n)"  # an empty line
     r"|\n(?=\s*(?:[-*•–#|>]|\d+[.)])\s)"  # the next item of a list, a heading, a row of a table
 )
-# A full stop after these, after a single capital or a list item's number, or before a small letter ends none.
+# A full stop after these ends no sentence; nor does one after an initial or a list item's number.
 _ABBREVIATIONS = regex.compile(
-    r"(?i:mrs?|ms|dr|prof|st|sr|jr|vs|cf|al|figs?|eqs?|nos?|vol|pp|sec|approx|inc|ltd|co|corp|dept|est"
+    r"(?i:mrs?|ms|dr|prof|st|sr|jr|vs|cf|al|figs?|eqs?|nos|vol|pp|sec|approx|inc|ltd|co|corp|dept|est"
     r"|e\.g|i\.e|u\.s|u\.k|a\.m|p\.m|ph\.d|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)"
 )
+_BEFORE_NUMBERS = regex.compile(r"(?i:no|refs?|chap|sect|tab|art|p|ca)")
+# Without capitals there is less to tell by: initials are small, and what may end a sentence mostly does not.
+_SMALL_ABBREVIATIONS = regex.compile(r"\p{L}(?:\.\p{L}+)*|etc|viz|resp|refs?|ca|spp?|ssp|subsp|var|approx")
 _LAST_WORD = regex.compile(r"[\p{L}\p{M}.]*$")
 _ITEM_NUMBER = regex.compile(r"(?:^|\n)[^\S\n]*\d+$")
 _SMALL_LETTER = regex.compile(r"\s*\p{Ll}")
+_NUMBER = regex.compile(r"\s*\p{N}")
+# A sentence that begins with a small letter, or whose one capital there is "I".
+_SMALL_BEGINNING = regex.compile(r"[^\p{L}]*(?:I(?:['’]\p{L}+)?[^\p{L}'’]+)*\p{Ll}")
+
+# A sentence of more words than this is cut where a clause ends; no clause that is cut off is shorter than a quarter.
+_LONGEST, _SHORTEST = 48, 12
+_CLAUSE_END = regex.compile(r"[;:–—]|,$|^[.-]+$")
+_WIDE_CLAUSE_END = regex.compile(r"[，；：、،؛—]$")  # no blank follows
+_CONJUNCTION = regex.compile(
+    r"(?i:and|but|or|nor|yet|so|which|who|whose|that|because|since|while|whereas|when|where|although|though|if|as|with"
+    r"|und|oder|aber|denn|sondern|weil|dass|wenn|während|wobei|et|ou|mais|car|que|qui|dont|y|o|pero|porque|e|ma|che)"
+)
 
 
 def word_spans(text: str) -> list[Span]:
@@ -47,10 +63,12 @@ def word_spans(text: str) -> list[Span]:
 
 
 def sentence_spans(text: str) -> list[Span]:
-    """Character spans of the sentences of `text`, in order, not overlapping, without blanks around them."""
-    ends = [match.end() for match in _END.finditer(text) if not _is_abbreviation(text, *match.span())]
-    trimmed = [_trim(text, start, end) for start, end in pairwise([0, *ends, len(text)])]
-    return [(start, end) for start, end in trimmed if start < end]
+    """Character spans of the sentences of `text`, in order, not overlapping, without blanks around them.
+
+    None has more than 48 words: a longer one is cut where a clause ends, else after 48 words.
+    """
+    whole = (_trim(text, start, end) for start, end in pairwise([0, *_sentence_ends(text), len(text)]))
+    return [part for start, end in whole if start < end for part in _parts(text, start, end)]
 
 
 def group(tokens: Sequence[Span], spans: Sequence[Span], *, join: bool, clip: bool) -> tuple[list[Span], list[int]]:
@@ -88,15 +106,68 @@ def group(tokens: Sequence[Span], spans: Sequence[Span], *, join: bool, clip: bo
     return found, [number.get(i, -1) for i in best]
 
 
-def _is_abbreviation(text: str, start: int, end: int) -> bool:
-    if text[start:end] != ".":
-        return False
-    # No word is longer than this; looking back further would make long texts slow.
-    before = text[max(0, start - 24) : start]
-    if _SMALL_LETTER.match(text, end) or _ITEM_NUMBER.search(before):
+def _sentence_ends(text: str) -> Iterator[int]:
+    begin = 0
+    for match in _END.finditer(text):
+        start, end = match.span()
+        if match[0] == ".":
+            # No more is looked at than tells: looking at whole sentences again and again would make long texts slow.
+            is_small = _SMALL_LETTER.match(text, end) is not None
+            if is_small and not _SMALL_BEGINNING.match(text, begin, min(start, begin + 100)):
+                continue
+            if _is_abbreviation(text, start, is_small=is_small):
+                continue
+        yield end
+        begin = end
+
+
+def _is_abbreviation(text: str, stop: int, *, is_small: bool) -> bool:
+    """Whether the full stop at `stop` shortens a word; `is_small`: a small letter comes next."""
+    before = text[max(0, stop - 24) : stop]  # no word is longer
+    if _ITEM_NUMBER.search(before):
         return True
     word = _LAST_WORD.search(before)[0]
+    if is_small and _SMALL_ABBREVIATIONS.fullmatch(word):
+        return True
+    if _BEFORE_NUMBERS.fullmatch(word) and _NUMBER.match(text, stop + 1):
+        return True
     return _ABBREVIATIONS.fullmatch(word) is not None or (len(word) == 1 and word != "I" and word.isupper())
+
+
+def _parts(text: str, start: int, end: int) -> Iterator[Span]:
+    """A sentence, or the parts of one that is too long."""
+    sentence = text[start:end]
+    for first, last in pairwise([0, *(_cuts(sentence) if len(sentence) > _LONGEST else ()), len(sentence)]):
+        yield _trim(text, start + first, start + last)
+
+
+def _cuts(sentence: str) -> Iterator[int]:
+    """Where to cut: at the best end of a clause, the nearest to parts of equal length, else after so many words."""
+    found = list(_WORD.finditer(sentence))
+    spans = [match.span() for match in found]
+    words = [at for at, match in enumerate(found) if match["mark"] is None]  # people do not count commas
+    first = 0
+    while (left := len(words) - first) > _LONGEST:
+        goal = first + left / ceil(left / _LONGEST)
+        within = range(first + _SHORTEST, min(first + _LONGEST, len(words) - _SHORTEST) + 1)
+        ranked = [(rank, abs(at - goal), at) for at in within if (rank := _clause_rank(sentence, spans, words[at]))]
+        first = min(ranked)[2] if ranked else first + _LONGEST
+        yield spans[words[first]][0]
+
+
+def _clause_rank(sentence: str, words: Sequence[Span], at: int) -> int:
+    """1 where a clause ends before word `at`, 2 where there is but a comma, 0 where neither is."""
+    (start, end), (after, after_end) = words[at - 1], words[at]
+    mark = sentence[start:end]
+    if _WIDE_CLAUSE_END.search(mark):
+        return 1
+    if end == after or _CLAUSE_END.search(mark) is None:
+        return 0
+    if mark[-1] == ",":
+        return 1 if _CONJUNCTION.fullmatch(sentence, after, after_end) else 2
+    if mark == ".":
+        return 0 if _is_abbreviation(sentence, start, is_small=True) else 1
+    return 0 if mark == "-" and words[at - 2][1] == start else 1  # the hyphen of "pre- and post-"
 
 
 def _trim(text: str, start: int, end: int) -> Span:

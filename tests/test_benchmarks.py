@@ -1,0 +1,176 @@
+"""The measures that defaults are chosen by, on data where the right answer is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import data_sets, measures
+from rag_explain import Explanation
+from rag_explain.results.contrast import Contrast
+from rag_explain.texts.tokens import Token
+
+ROOT = Path(__file__).parent.parent
+
+
+def words_of(text: str) -> tuple[Token, ...]:
+    return tuple(Token(text[start:end], start, end) for start, end in measures.blank_spans(text))
+
+
+def by_words(query: str, document: str, matrix: Any, score: float = 1.0) -> Explanation:
+    return Explanation(
+        query=query,
+        document=document,
+        query_tokens=words_of(query),
+        document_tokens=words_of(document),
+        matrix=np.array(matrix, dtype=np.float32),
+        score=score,
+        method="bilrp",
+        unit="word",
+    )
+
+
+FOX = by_words("red fox", "a fox ran", [[0, 0.5, -0.25, 0], [0, 1, 0.5, 0], [0.75, 0, 0, 0.125]], score=2.0)
+
+
+def test_saliency_over_the_whole_query_also_counts_what_no_query_word_carries() -> None:
+    assert measures.over_query_words(FOX).tolist() == [0, 1.5, 0.25]
+    assert measures.over_whole_query(FOX).tolist() == [0.75, 1.5, 0.25]
+    assert measures.no_pair(FOX) == 0.25
+    assert measures.no_word(FOX) == -0.5
+
+
+def test_a_contrast_counts_when_no_word_outweighs_the_difference() -> None:
+    wanted = by_words("a", "b", [[0.5, 0], [0, -0.25]], score=0.25)
+    same_pair = by_words("a", "b", [[0.5, 0], [0, 0.25]], score=0.75)  # all of the difference, and not more
+    assert measures.exceeds_difference(Contrast(wanted, same_pair), measures.no_pair) == 0.0
+    less_pair = by_words("a", "b", [[0.25, 0], [0, 0.25]], score=0.5)  # 0.5 of a difference of 0.25
+    assert measures.exceeds_difference(Contrast(wanted, less_pair), measures.no_pair) == 1.0
+
+
+def test_words_are_left_out_without_a_trace() -> None:
+    order = measures.largest_first(measures.over_query_words(FOX))
+    assert order == [1, 2, 0]
+    assert measures.deletions(FOX, order, measures.every_count(3)) == ["a ran", "a"]
+    assert measures.deletions(FOX, [0], [1]) == ["fox ran"]
+
+
+@pytest.mark.parametrize(("curve", "expected"), [([2, 2, 2], 1.0), ([1, 0], 0.5), ([4, 2, 0], 0.5), ([4, 0, 0], 0.25)])
+def test_the_area_under_a_known_curve(curve: list[float], expected: float) -> None:
+    assert measures.area(curve) == expected
+
+
+def test_a_share_of_the_words_is_at_least_one_and_never_all() -> None:
+    assert measures.top_counts(100, (0.05, 0.1, 0.2)) == [5, 10, 20]
+    assert measures.top_counts(3, (0.05, 0.9)) == [1, 2]
+    assert measures.lost(0.5, 0.125) == 0.75
+
+
+def test_average_precision_of_two_by_two() -> None:
+    wanted = np.array([[True, False], [False, True]])
+    assert measures.average_precision(np.array([[0.9, 0.1], [0.2, 0.8]]), wanted) == 1.0
+    # Ranked: wanted, not, wanted, not: (1 / 1 + 2 / 3) / 2.
+    assert measures.average_precision(np.array([[0.9, 0.8], [0.1, 0.5]]), wanted) == pytest.approx((1 + 2 / 3) / 2)
+    assert measures.average_precision(np.zeros((2, 2)), wanted) == 0.5  # equal cells are ranked together
+
+
+def test_average_precision_is_that_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        values, wanted = generator.integers(0, 4, (4, 5)).astype(float), generator.random((4, 5)) < 0.3
+        wanted[0, 0] = True
+        expected = metrics.average_precision_score(wanted.ravel(), values.ravel())
+        assert measures.average_precision(values, wanted) == pytest.approx(expected)
+
+
+def test_mutual_best_cells_and_their_f1() -> None:
+    chosen = measures.mutual_best(np.array([[0.9, 0.8], [0.7, 0.1], [-1, -0.5]]))
+    assert chosen.tolist() == [[True, False], [False, False], [False, False]]
+    wanted = np.array([[True, False], [False, True], [False, False]])
+    assert measures.precision_recall_f1(chosen, wanted) == (1.0, 0.5, pytest.approx(2 / 3))
+    assert measures.precision_recall_f1(~wanted & chosen, wanted) == (0.0, 0.0, 0.0)
+
+
+def test_words_of_the_library_are_summed_to_words_between_blanks() -> None:
+    text = "Italy's U.S. x"
+    words = tuple(Token(text[a:b], a, b) for a, b in ((0, 5), (5, 7), (8, 11), (11, 12)))  # the last one was not read
+    explanation = Explanation(
+        query="q", document=text, query_tokens=(Token("q", 0, 1),), document_tokens=words,
+        matrix=np.array([[1, 2, 4, 8, 0], [0] * 5]), score=15, method="bilrp", unit="word",
+    )  # fmt: skip
+    assert measures.regrouped(explanation, explanation.pairs, np.add).tolist() == [[3, 12, 0]]
+    assert measures.regrouped(explanation, explanation.pairs, np.maximum).tolist() == [[2, 8, 0]]
+
+
+def test_bounds_hold_the_mean_and_are_the_same_every_time() -> None:
+    values = np.random.default_rng(1).normal(3.0, 1.0, 400).tolist()
+    found = measures.bounded(values)
+    normal = 1.96 * np.std(values) / 20
+    assert found["low"] == pytest.approx(np.mean(values) - normal, abs=0.02)
+    assert found["high"] == pytest.approx(np.mean(values) + normal, abs=0.02)
+    assert measures.bounded(values) == found
+    assert measures.difference(values, [value - 1 for value in values]) == pytest.approx(
+        {"mean": 1.0, "low": 1.0, "high": 1.0}
+    )
+
+
+def write_data(folder: Path) -> None:
+    """A folder as the public data sets lie in it, with next to nothing in it."""
+    for name in ("cranfield", "stsbenchmark", "xquad", "msr_rte_align"):
+        (folder / name).mkdir()
+    documents = ("wings carry aircraft", "the boundary layer of a wing", "boundary layer")
+    records = "".join(f".I {place}\n.T\nx\n.W\n{text}\n" for place, text in enumerate(documents, 1))
+    (folder / "cranfield" / "cran.all.1400").write_text(records)
+    (folder / "cranfield" / "cran.qry").write_text(".I 007\n.W\nwhat is a boundary layer\n")
+    (folder / "cranfield" / "cranqrel").write_text("1 1 2\n")
+    rows = ["g\tf\t2012\t1\t5.0\tA man plays.\tA man is playing.", "g\tf\t2012\t2\t0.0\tA man plays.\tTax law."]
+    (folder / "stsbenchmark" / "sts-dev.csv").write_text("\n".join(rows) + "\n")
+    questions = [{"question": "Who ate the cake?"}, {"question": "What did Ann eat?"}]
+    paragraph = {"context": "Ann ate the cake. It rained.", "qas": questions}
+    (folder / "xquad" / "xquad.en.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    pair = {"source": "Ann ate a cake .", "target": "Ann ate .", "sureAlign": "0-0 1-1 4-2"}
+    items = [pair, {**pair, "sureAlign": ""}]
+    (folder / "msr_rte_align" / "RTE2_dev_M.align.json").write_text(json.dumps(items))
+
+
+def test_data_sets_are_read_as_they_are_published(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    collection = data_sets.collection_in(tmp_path / "cranfield")
+    assert collection.documents["3"] == "boundary layer"
+    assert collection.queries == {"1": "what is a boundary layer"}
+    assert collection.relevant == {"1": {"1"}}
+    assert data_sets.sts_benchmark(tmp_path / "stsbenchmark" / "sts-dev.csv")[1] == ("A man plays.", "Tax law.", 0.0)
+    assert len(data_sets.xquad(tmp_path / "xquad" / "xquad.en.json")) == 2
+    (pair,) = data_sets.msr_alignments(tmp_path / "msr_rte_align" / "RTE2_dev_M.align.json")
+    assert (pair.query, pair.document) == ("Ann ate .", "Ann ate a cake .")
+    assert pair.aligned == {(0, 0), (1, 1), (2, 4)}
+
+
+@pytest.mark.slow
+def test_settings_are_compared_on_the_same_pairs(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    out = tmp_path / "out.json"
+    settings = ['one={"method": "bilrp"}', 'same={"method": "bilrp"}', 'other={"method": "hxp"}']
+    arguments = ["--data", str(tmp_path), "--out", str(out), "--settings", *settings]
+    command = [sys.executable, "benchmarks/choices.py", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert str(tmp_path) not in out.read_text()
+    rows = {(row["set"], row["measure"]): row for row in result["rows"]}
+    counts = {name: row["n"] for (name, _), row in rows.items()}
+    assert counts == {"all": 6, "cranfield": 1, "stsb": 1, "xquad": 2, "msr": 1}  # two explanations of a contrast
+    for row in rows.values():
+        assert row["labels"]["same"]["difference"] == pytest.approx({"mean": 0, "low": 0, "high": 0}, abs=1e-6)
+    assert rows["all", "unattributed, pairs"]["labels"]["other"]["difference"]["mean"] > 1e-3
+    assert rows["msr", "AP of cells"]["labels"]["equal words"]["mean"] == 1.0
+    assert "AP of cells" in done.stdout
