@@ -20,6 +20,17 @@ def find_owners(operations: Sequence[Operation], source: int, texts: int, length
         owners[operation.output] = owner
         if operation.constant is not None:
             operation.owner = owner
+    if length == 1:
+        _disown_pooled(operations)
+
+
+def _disown_pooled(operations: Sequence[Operation]) -> None:
+    """Of one position, (D, n, k) and (D, k) hold the same: pooled is what has no axis for it from there to the end."""
+    pooled = {operations[-1].output} if operations else set[int]()
+    for operation in reversed(operations):
+        if operation.output in pooled and len(operation.shape) == 2:
+            operation.owner = None
+            pooled.update(operation.inputs)
 
 
 def enters_at_positions(operation: Operation) -> bool:
