@@ -26,6 +26,7 @@ from rag_explain.probes import Probes
 from rag_explain.results.comparison import Compared, Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.explanation import Explanation, summed
+from rag_explain.results.highlights import Highlights
 from rag_explain.results.notices import cut_sides, merged
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.scorers import Scorer, resolve
@@ -104,40 +105,59 @@ class Explainer(ProcessBound):
         `store.forget(ids)` erases what is kept of them.
         """
         passages = _many(documents, "explain_many takes a list of documents: use explain for one")
+        return self._explained(query, passages, _known(unit), ids)
+
+    def highlight(self, query: str, document: str | Passage) -> Highlights:
+        """What each word of `document` carries over the whole query: the score, split by its words."""
+        return self.highlight_many(query, [document])[0]
+
+    def highlight_many(
+        self, query: str, documents: Sequence[str | Passage], *, ids: Names | None = None
+    ) -> list[Highlights]:
+        """Highlights of each document, in the order given: one cotangent each, where pairs take one per query word."""
+        passages = _many(documents, "highlight_many takes a list of documents: use highlight for one")
+        return [Highlights.of(one) for one in self._explained(query, passages, "word", ids, whole=self.method.linear)]
+
+    def _explained(
+        self, query: str, passages: tuple[Passage, ...], unit: Unit, ids: Names | None, *, whole: bool = False
+    ) -> list[Explanation]:
+        """Explanations in this unit; with `whole`, of the query as a whole, whose words have no rows then."""
         ids = None if ids is None else _checked_ids(ids, len(passages))
         if not passages:
             return []
         # Factors of a linear method are pushed and pulled by word or sentence; other results are grouped afterwards.
-        grouped = unit if _known(unit) != "token" and self.method.linear else "token"
+        grouped = unit if self.method.linear else "token"
         # Read once, before anything is computed: a model that changes meanwhile must not name numbers it did not make.
         fingerprint = self.scorer.fingerprint
         probes = self._probes(fingerprint)
         with self.scorer.computing():
             asked = as_passage(query)
-            prepared = self._prepared(asked, fingerprint)
-            if grouped != "token":
+            prepared = self._prepared(asked, fingerprint, whole)
+            if grouped != "token" and not whole:
                 prepared = prepared.grouped("word", asked)
             planned = self._planner.explain(prepared, passages, ids, grouped)
         explanations = [
             self._explanation(query, passage, _by_unit(pair, passage, grouped), fingerprint, probes)
             for passage, pair in zip(passages, planned, strict=True)
         ]
-        return explanations if unit in (grouped, "token") else [one.grouped(unit) for one in explanations]
+        return explanations if unit == grouped else [one.grouped(unit) for one in explanations]
 
     def contrast(self, query: str, wanted: str | Passage, got: str | Passage) -> Contrast:
         """Why `got` and not `wanted`: which words made the difference between their scores."""
-        return Contrast(*self.explain_many(query, [wanted, got]))
+        return Contrast(*self.explain_many(query, [wanted, got], unit="word"))
 
     def precompute(
         self,
         texts: Iterable[str | Passage],
         *,
-        unit: Unit = "token",
+        unit: Unit | None = None,
         ids: Iterable[str | None] | None = None,
         progress: bool = True,
     ) -> Precomputed:
         """Build and keep the factors of documents before they are searched for; how many were built, kept, failed.
 
+        By sentences, a few passes over each document, unless told otherwise: what every answer is explained by. Tokens
+        take one pass each, and serve words too. A method that chooses among tokens keeps tokens.
         Documents that the store has are left alone, so that an interrupted run goes on where it stopped. A text that
         cannot be explained does not stop the others.
         """
@@ -145,12 +165,13 @@ class Explainer(ProcessBound):
             raise InvalidInput("precompute takes a list of texts")
         if not self.method.has_factors:
             raise InvalidInput(f"{self.method.name} computes every pair anew: there is nothing to precompute")
+        unit = _known(unit or ("sentence" if self.method.linear else "token"))
         total = len(texts) if isinstance(texts, Sized) else None
         if ids is not None and total is not None:  # refused before anything is computed
             ids = _checked_ids(ids, total)
         pairs = ((text, None) for text in texts) if ids is None else _named(texts, ids)
         with self.scorer.computing(), _progress(progress, total) as advance:
-            return self._planner.precompute(pairs, advance, _known(unit))
+            return self._planner.precompute(pairs, advance, unit)
 
     def subspaces(self, query: str, document: str | Passage, slices: Slices) -> dict[str, Explanation]:
         """The explanation of a pair split by named slices of the embedding, which sum to the whole.
@@ -217,7 +238,7 @@ class Explainer(ProcessBound):
         else:
             encoder = self.scorer.encoder
             with self.scorer.computing():
-                embedding = self._prepared(as_passage(query), self.scorer.fingerprint).embedding.copy()
+                embedding = self._prepared(as_passage(query), self.scorer.fingerprint, False).embedding.copy()
                 vectors = encoder.vectors(torch.as_tensor(embedding).to(encoder.device, encoder.dtype)[None])
         vector: NDArray[np.float32] = vectors[0]
         return vector
@@ -273,9 +294,9 @@ class Explainer(ProcessBound):
         return f"Explainer({self.scorer.name!r}, method={self.method.name!r}, layer={self.method.layer})"
 
 
-def _prepare(scorer: Scorer, method: Method, query: Passage, fingerprint: str) -> Any:
+def _prepare(scorer: Scorer, method: Method, query: Passage, fingerprint: str, whole: bool) -> Any:
     """What the method needs of the query. The fingerprint is there for the cache: a changed model prepares anew."""
-    return method.prepare(scorer.read((query,), "query"))
+    return (method.whole if whole else method.prepare)(scorer.read((query,), "query"))
 
 
 def _many(texts: Sequence[str | Passage], otherwise: str) -> tuple[Passage, ...]:
@@ -319,11 +340,11 @@ def _by_unit(pair: ExplainedPair, passage: Passage, unit: Unit) -> ExplainedPair
     if unit == "token":
         return pair
     query, rows = _text_only(pair.query_tokens)
-    if pair.unit == "token":
+    if pair.unit == unit:
+        document, columns = _text_only(pair.document_tokens)
+    else:  # finer, since the store had that
         cut = "document" in cut_sides(pair.notices)
         document, columns = text_units(pair.document_tokens, passage.text, unit, truncated=cut)
-    else:
-        document, columns = _text_only(pair.document_tokens)
     matrix = summed(pair.matrix, rows, columns, (len(query) + 1, len(document) + 1))
     return replace(pair, query_tokens=query, document_tokens=document, matrix=matrix, unit=unit)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.segments import Span
 from rag_explain.texts.tokens import Role, Token, Unit
-from rag_explain.texts.units import all_units
+from rag_explain.texts.units import WHOLE, all_units
 
 Array = NDArray[np.float32]
 
@@ -25,6 +25,7 @@ class Factors(ReadOnly):
     Attributes:
         tokens: the n tokens, words or sentences that the rows belong to. By word or sentence, all special and prompt
             tokens together are one of them (`part="special"`), and so is each line of metadata (`part="metadata"`).
+            A query may be one row as a whole.
         rows: (n, h) float32, what each token contributes to the embedding.
         rest: (h,) float32, what no token owns.
         block: (n + 1, h) float32, the rows and then the rest: what `pairing` multiplies.
@@ -43,7 +44,7 @@ class Factors(ReadOnly):
     method: str
     settings: Mapping[str, Any]
     fingerprint: str
-    unit: Unit = "token"
+    unit: Unit | Literal["whole"] = "token"
     notices: tuple[Notice, ...] = ()
     error: float = 0.0
     references: Mapping[str, Any] | None = None
@@ -84,6 +85,11 @@ class Factors(ReadOnly):
         rows = np.zeros((len(units), self.rows.shape[1]))
         np.add.at(rows, index, self.rows)
         return replace(self, tokens=units, rows=rows.astype(np.float32), unit=unit)
+
+    def as_whole(self) -> Self:
+        """The factors of the same text as one row, its embedding, with no rest."""
+        rows, rest = self.embedding[None], np.zeros_like(self.embedding)
+        return replace(self, tokens=(WHOLE,), rows=rows, rest=rest, unit="whole")
 
     def __repr__(self) -> str:
         n, h = self.rows.shape

@@ -6,10 +6,10 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, StoreError, first_line
@@ -23,12 +23,21 @@ from rag_explain.texts.passage import Passage, as_passage
 from rag_explain.texts.tokens import Unit
 
 log = logging.getLogger("rag_explain.planner")
+K = TypeVar("K", bound=Hashable)
 
 # Documents travel in batches of at most this many positions: enough to fill the machine, little padding.
 BUCKET_TOKENS = 2048
 _WINDOW = 256  # documents that `precompute` sorts by length at a time
 _SMOOTHING = 0.2  # weight of the newest measurement
 Owners = dict[bytes, tuple[str, ...]]  # the ids that belong to each key: one text may be several documents
+# The units of which a document's factors can be summed to a unit, the smallest in the store first.
+_FINER: dict[Unit, tuple[Unit, ...]] = {
+    "token": ("token",),
+    "word": ("word", "token"),
+    "sentence": ("sentence", "word", "token"),
+}
+# What is built for a document that is looked at again and again. Words cost nearly as much as tokens, which serve all.
+_BUILT: dict[Unit, Unit] = {"token": "token", "word": "token", "sentence": "sentence"}
 
 
 class DocumentPlanner:
@@ -45,40 +54,75 @@ class DocumentPlanner:
     def explain(
         self, query: Any, passages: Sequence[Passage], ids: Sequence[str | None] | None = None, unit: Unit = "token"
     ) -> list[ExplainedPair]:
-        """Explain the documents in the order given for a prepared query.
+        """Explain the documents in the order given for a prepared query, in this unit or a finer one.
 
-        What the store has in this unit is one product, the rest as the policy says. A method without factors has
+        What the store has in such a unit is one product, the rest as the policy says. A method without factors has
         nothing in the store: every pair is computed.
         """
         if not self._method.has_factors:
             each = self._cold(query, self._scorer.read(passages, "document"), "pair")
             return [each[index] for index in range(len(passages))]
         start = time.perf_counter()
-        keys = self._keys(passages, query.fingerprint, unit)
-        found = self._store.get(keys, self._scorer.device)
-        owners = self._link(keys, ids, found)
-        costs = dict.fromkeys(found, (time.perf_counter() - start) / len(keys))
-        missing = {key: passage for key, passage in zip(keys, passages, strict=True) if key not in found}
-        planned: dict[bytes, ExplainedPair] = {}
+        kept = self._find(passages, ids, query.fingerprint, unit)
+        seconds = (time.perf_counter() - start) / len(passages)
+        pairs = self._warm(query, {passage: (item, seconds) for passage, item in kept.items()})
+        missing = list(dict.fromkeys(passage for passage in passages if passage not in kept))
         if missing:
-            batch = self._scorer.read(list(missing.values()), "document")
-            order = list(missing)
-            lengths = zip(order, map(len, batch.tokens), strict=True)
-            chosen = [key for key, n in lengths if self._policy.should_build(key, len(query.tokens), n)]
-            at = [index for index, key in enumerate(order) if key not in chosen]
-            cold = self._cold(query, batch.select(at), "cold") if at else {}
-            planned = {order[at[index]]: one for index, one in cold.items()}
-            start = time.perf_counter()
-            built = self._build(order, batch, chosen, owners, unit)
-            costs |= dict.fromkeys(built, (time.perf_counter() - start) / max(1, len(built)))
-            found |= built
-        if found:
-            start = time.perf_counter()
-            pairs = self._method.warm(query, [item.placed for item in found.values()])
-            product = (time.perf_counter() - start) / len(found)
-            for (key, item), pair in zip(found.items(), pairs, strict=True):
-                planned[key] = replace(pair, provenance={"path": item.tier, "seconds": costs[key] + product})
-        return [planned[key] for key in keys]
+            pairs |= self._missing(query, missing, _names(passages, ids), _BUILT[unit])
+        return [pairs[passage] for passage in passages]
+
+    def _find(
+        self, passages: Sequence[Passage], ids: Sequence[str | None] | None, fingerprint: str, unit: Unit
+    ) -> dict[Passage, KeptFactors]:
+        """What the store has of these documents in a unit that this one can be made of, the cheapest first."""
+        found: dict[Passage, KeptFactors] = {}
+        for grain in _FINER[unit] if self._method.linear else ("token",):
+            left = [index for index, passage in enumerate(passages) if passage not in found]
+            if not left:
+                break
+            keys = self._keys([passages[index] for index in left], fingerprint, grain)
+            kept = self._store.get(keys, self._scorer.device)
+            self._link(keys, None if ids is None else [ids[index] for index in left], kept)
+            found |= {passages[index]: kept[key] for index, key in zip(left, keys, strict=True) if key in kept}
+        return found
+
+    def _missing(
+        self, query: Any, passages: Sequence[Passage], names: Mapping[Passage, tuple[str, ...]], unit: Unit
+    ) -> dict[Passage, ExplainedPair]:
+        """Explain documents that the store does not have: cold, or by factors that are built in this unit and kept."""
+        keys = self._keys(passages, query.fingerprint, unit)
+        batch = self._scorer.read(passages, "document")
+        rows = self._rows(batch, unit)
+        chosen = [
+            index
+            for index, (key, tokens) in enumerate(zip(keys, batch.tokens, strict=True))
+            if self._policy.should_build(key, len(query.tokens), len(tokens), rows[index])
+        ]
+        others = [index for index in range(len(passages)) if index not in chosen]
+        cold = self._cold(query, batch.select(others), "cold") if others else {}
+        pairs = {passages[others[index]]: one for index, one in cold.items()}
+        start = time.perf_counter()
+        owners = {keys[index]: names[passages[index]] for index in chosen if names.get(passages[index])}
+        built = self._build(keys, batch, [keys[index] for index in chosen], owners, unit)
+        seconds = (time.perf_counter() - start) / max(1, len(built))
+        position = dict(zip(keys, passages, strict=True))
+        return pairs | self._warm(query, {position[key]: (item, seconds) for key, item in built.items()})
+
+    def _warm(self, query: Factors, kept: Mapping[Passage, tuple[KeptFactors, float]]) -> dict[Passage, ExplainedPair]:
+        """One product for all whose factors are there; `kept` also says what getting them took."""
+        if not kept:
+            return {}
+        start = time.perf_counter()
+        pairs = self._method.warm(query, [item.placed for item, _ in kept.values()])
+        product = (time.perf_counter() - start) / len(kept)
+        return {
+            passage: replace(pair, provenance={"path": item.tier, "seconds": seconds + product})
+            for (passage, (item, seconds)), pair in zip(kept.items(), pairs, strict=True)
+        }
+
+    def _rows(self, batch: Batch, unit: Unit) -> list[int]:
+        """How many rows each document's factors have in this unit."""
+        return list(map(len, batch.tokens)) if unit == "token" else [len(own) for own in batch.groups(unit)[0]]
 
     def precompute(
         self, texts: Iterable[tuple[str | Passage, str | None]], advance: Callable[[int], None], unit: Unit = "token"
@@ -137,12 +181,11 @@ class DocumentPlanner:
         return built
 
     def kept(self, passages: Sequence[Passage]) -> list[Factors | None]:
-        """The factors by token of each document that the store has; None for the others."""
+        """The factors of each document that the store has, in whichever unit; None for the others."""
         if not self._method.has_factors:
             return [None] * len(passages)
-        keys = self._keys(passages, self._scorer.fingerprint, "token")
-        found = self._store.get(keys, self._scorer.device)
-        return [found[key].placed.factors if key in found else None for key in keys]
+        found = self._find(passages, None, self._scorer.fingerprint, "sentence")
+        return [found[passage].placed.factors if passage in found else None for passage in passages]
 
     def _cold(self, query: Any, batch: Batch, path: str) -> dict[int, ExplainedPair]:
         """Explain every document of a batch without factors; by the document's index."""
@@ -168,7 +211,8 @@ class DocumentPlanner:
         def factor(part: Batch) -> list[Factors]:
             start = time.perf_counter()
             built = self._method.factor(part, unit)
-            self._policy.observe_build(time.perf_counter() - start, list(map(len, part.tokens)))
+            rows = [len(one.tokens) for one in built]
+            self._policy.observe_build(time.perf_counter() - start, list(map(len, part.tokens)), rows)
             return built
 
         def compute(mine: list[bytes]) -> list[NewFactors]:
@@ -185,12 +229,18 @@ class DocumentPlanner:
 
     def _link(self, keys: Sequence[bytes], ids: Sequence[str | None] | None, kept: Container[bytes]) -> Owners:
         """The ids that belong to each key; they own from now on what is kept already."""
-        owners: Owners = {}
-        for key, name in zip(keys, ids or [None] * len(keys), strict=True):
-            if name is not None:
-                owners[key] = (*owners.get(key, ()), name)
+        owners = _names(keys, ids)
         self._store.link([(key, names) for key, names in owners.items() if key in kept])
         return owners
+
+
+def _names(items: Sequence[K], ids: Sequence[str | None] | None) -> dict[K, tuple[str, ...]]:
+    """The ids of each item that has any: the same text, or key, may be given several times."""
+    names: dict[K, tuple[str, ...]] = {}
+    for item, name in zip(items, ids or [None] * len(items), strict=True):
+        if name is not None:
+            names[item] = (*names.get(item, ()), name)
+    return names
 
 
 class _Failures:
@@ -240,28 +290,29 @@ class SkiRental:
         self._per_pass = {"build": 1.0, "cold": 1.0}
         self._measured: set[str] = set()
 
-    def estimate_build(self, document_tokens: int) -> float:
-        """Expected cost of a document's factors: one tangent per token, and one for the rest."""
-        return self._per_pass["build"] * _passes(document_tokens, document_tokens)
+    def estimate_build(self, document_tokens: int, rows: int | None = None) -> float:
+        """Expected cost of a document's factors: one tangent per row (None: per token), and one for the rest."""
+        return self._per_pass["build"] * _passes(document_tokens if rows is None else rows, document_tokens)
 
     def estimate_cold(self, query_tokens: int, document_tokens: int) -> float:
         """Expected cost of one cold explanation: one cotangent per query token, and one for the rest."""
         return self._per_pass["cold"] * _passes(query_tokens, document_tokens)
 
-    def should_build(self, key: bytes, query_tokens: int, document_tokens: int) -> bool:
+    def should_build(self, key: bytes, query_tokens: int, document_tokens: int, rows: int | None = None) -> bool:
         """Whether this look at the document should build its factors; if not, it is charged for the look."""
         with self._lock:
             spent = self._spent.pop(key, 0.0) + self.estimate_cold(query_tokens, document_tokens)
-            if spent >= self.estimate_build(document_tokens):
+            if spent >= self.estimate_build(document_tokens, rows):
                 return True
             self._spent[key] = spent
             if len(self._spent) > self._capacity:
                 self._spent.popitem(last=False)
             return False
 
-    def observe_build(self, seconds: float, document_tokens: Sequence[int]) -> None:
+    def observe_build(self, seconds: float, document_tokens: Sequence[int], rows: Sequence[int] | None = None) -> None:
         """Learn from a batch of builds that took `seconds` together."""
-        self._learn("build", seconds / sum(_passes(n, n) for n in document_tokens))
+        passes = map(_passes, document_tokens if rows is None else rows, document_tokens)
+        self._learn("build", seconds / sum(passes))
 
     def observe_cold(self, seconds: float, query_tokens: int, document_tokens: Sequence[int]) -> None:
         """Learn from a batch of cold explanations that took `seconds` together."""

@@ -32,7 +32,7 @@ def test_every_path_gives_the_same_explanation(method: str, tmp_path: Path) -> N
     with Explainer(tiny("bert"), method, store=Store(tmp_path, precision="fp32")) as explainer:
         cold = explainer.explain_many(QUERY, [LONG, *CORPUS])
         assert paths(cold)[0] == "cold"
-        explainer.precompute([LONG, *CORPUS], progress=False)
+        explainer.precompute([LONG, *CORPUS], unit="token", progress=False)
         warm = explainer.explain_many(QUERY, [LONG, *CORPUS])
         assert set(paths(warm)) == {"memory"}
         explainer.store.close()
@@ -55,7 +55,7 @@ def test_every_path_gives_the_same_explanation(method: str, tmp_path: Path) -> N
 def test_rounded_factors_still_add_up_nearly(precision: str, tmp_path: Path) -> None:
     with Store(tmp_path, precision=precision) as store, Explainer(tiny("bert"), store=store) as explainer:
         exact = Explainer(tiny("bert")).explain(QUERY, LONG)
-        explainer.precompute([LONG], progress=False)
+        explainer.precompute([LONG], unit="token", progress=False)
         rounded = explainer.explain(QUERY, LONG)
         error = np.linalg.norm(rounded.matrix - exact.matrix) / np.linalg.norm(exact.matrix)
         assert error < {"fp16": 5e-4, "int8": 1e-2}[precision]
@@ -78,7 +78,7 @@ def test_a_long_query_builds_at_once() -> None:
 
 def test_one_call_may_take_every_path(tmp_path: Path) -> None:
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
-        explainer.precompute([CORPUS[0], CORPUS[1]], progress=False)
+        explainer.precompute([CORPUS[0], CORPUS[1]], unit="token", progress=False)
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
         explainer.explain_many(QUERY, [CORPUS[1]])
         documents = [CORPUS[0], LONG, CORPUS[1], "moon", LONG, CORPUS[0]]
@@ -89,7 +89,7 @@ def test_one_call_may_take_every_path(tmp_path: Path) -> None:
 
 def test_a_store_made_with_other_weights_is_a_miss(tmp_path: Path) -> None:
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
-        explainer.precompute(CORPUS, progress=False)
+        explainer.precompute(CORPUS, unit="token", progress=False)
     other = tiny("bert")
     with torch.no_grad():
         next(other.parameters()).mul_(1.01)
@@ -108,7 +108,7 @@ def test_the_same_string_with_another_text_in_it_is_another_document(tmp_path: P
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
         string = "title: moon " + CORPUS[0]
         passages = [string, Passage(string, 12), Passage(string, 12, 20)]
-        explainer.precompute(passages, progress=False)
+        explainer.precompute(passages, unit="token", progress=False)
         for passage, explanation in zip(passages, explainer.explain_many(QUERY, passages), strict=True):
             assert explanation.provenance["path"] == "memory"
             text = passage if isinstance(passage, str) else passage.text
@@ -127,16 +127,16 @@ def test_precompute_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: py
             yield text
 
     with Explainer(tiny("bert"), store=tmp_path) as explainer, pytest.raises(KeyboardInterrupt):
-        explainer.precompute(interrupted(), progress=False)
+        explainer.precompute(interrupted(), unit="token", progress=False)
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
-        assert explainer.precompute(texts, progress=False).built == 20
-        assert explainer.precompute(texts, progress=False).built == 0
+        assert explainer.precompute(texts, unit="token", progress=False).built == 20
+        assert explainer.precompute(texts, unit="token", progress=False).built == 0
 
 
 def test_precompute_does_not_work_for_nothing(tmp_path: Path) -> None:
     for store in (Store(memory_bytes=100), Store(tmp_path, max_bytes=100)):
         with store, Explainer(tiny("bert"), store=store) as explainer, pytest.raises(StoreError, match="nothing"):
-            explainer.precompute(CORPUS, progress=False)
+            explainer.precompute(CORPUS, unit="token", progress=False)
 
 
 def test_precompute_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +149,7 @@ def test_precompute_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_documents_are_erased_by_id(tmp_path: Path) -> None:
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
-        explainer.precompute(CORPUS[:2], progress=False, ids=["a", "b"])
+        explainer.precompute(CORPUS[:2], unit="token", progress=False, ids=["a", "b"])
         explainer.explain_many(LONG, ["moon", CORPUS[1]], ids=["c", "second name"])
         assert explainer.store.forget(["a", "c", "second name"]) == 3
         assert explainer.store.info()["disk"]["rows"] == 0
@@ -158,8 +158,8 @@ def test_documents_are_erased_by_id(tmp_path: Path) -> None:
 
 def test_ids_are_added_to_documents_that_are_kept_already(tmp_path: Path) -> None:
     with Explainer(tiny("bert"), store=tmp_path) as explainer:
-        explainer.precompute([CORPUS[0]], progress=False)
-        assert explainer.precompute([CORPUS[0]], progress=False, ids=["late"]).built == 0
+        explainer.precompute([CORPUS[0]], unit="token", progress=False)
+        assert explainer.precompute([CORPUS[0]], unit="token", progress=False, ids=["late"]).built == 0
         assert explainer.store.forget(["late"]) == 1
 
 
@@ -181,10 +181,10 @@ def test_ids_that_no_store_could_find_again_are_refused_at_once(ids: Any) -> Non
     with Explainer(tiny("bert")) as explainer:
         for texts in (CORPUS[:1], (text for text in CORPUS[:1])):
             with pytest.raises(InvalidInput, match="id"):
-                explainer.precompute(texts, progress=False, ids=ids)
+                explainer.precompute(texts, unit="token", progress=False, ids=ids)
         if isinstance(ids, list):
             with pytest.raises(InvalidInput, match="id"):
-                explainer.precompute(CORPUS[:1], progress=False, ids=iter(ids))
+                explainer.precompute(CORPUS[:1], unit="token", progress=False, ids=iter(ids))
         with pytest.raises(InvalidInput, match="id"):
             explainer.explain_many(QUERY, CORPUS[:1], ids=ids)
         assert explainer.store.info()["memory"] == Store().info()["memory"]
@@ -193,10 +193,10 @@ def test_ids_that_no_store_could_find_again_are_refused_at_once(ids: Any) -> Non
 def test_precompute_counts_what_was_built_kept_and_failed(caplog: pytest.LogCaptureFixture) -> None:
     with Explainer(tiny("bert")) as explainer:
         texts = [CORPUS[0], None, *CORPUS, "\ud800", CORPUS[0]]
-        assert explainer.precompute(texts, progress=False) == Precomputed(built=5, kept=7, failed=2)  # type: ignore[arg-type]
+        assert explainer.precompute(texts, unit="token", progress=False) == Precomputed(built=5, kept=7, failed=2)  # type: ignore[arg-type]
         assert "a text must be a string, not NoneType" in caplog.text
         assert len(caplog.records) == 1
-        done = explainer.precompute([*CORPUS, "moon"], progress=False)
+        done = explainer.precompute([*CORPUS, "moon"], unit="token", progress=False)
         assert done == Precomputed(built=1, kept=6, failed=0)
         assert str(done) == "1 texts were built now, 6 of those given are in the store, none failed"
 
@@ -204,7 +204,7 @@ def test_precompute_counts_what_was_built_kept_and_failed(caplog: pytest.LogCapt
 def test_precompute_does_not_say_that_a_small_store_keeps_all() -> None:
     texts = [f"{sentence} {number}" for number in range(20) for sentence in CORPUS]
     with Explainer(tiny("bert"), store=Store(memory_bytes=20_000)) as explainer:
-        done = explainer.precompute(texts, progress=False)
+        done = explainer.precompute(texts, unit="token", progress=False)
         explained = explainer.explain_many(QUERY, texts)
         assert done.built == 100
         assert 0 < done.kept == paths(explained).count("memory") < 100
@@ -231,7 +231,7 @@ def test_a_text_that_makes_the_model_fail_does_not_stop_the_others(
 
 def test_alignment_counts_a_text_without_words_as_failed() -> None:
     explainer = Explainer(tiny("bert"), "alignment")
-    assert explainer.precompute(["", *CORPUS], progress=False) == Precomputed(built=5, kept=5, failed=1)
+    assert explainer.precompute(["", *CORPUS], unit="token", progress=False) == Precomputed(built=5, kept=5, failed=1)
 
 
 def test_threads_build_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_threads_share_what_one_of_them_built_where_nothing_is_kept(
 def test_a_store_that_was_given_open_stays_open(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         with Explainer(tiny("bert"), store=store) as explainer:
-            explainer.precompute(CORPUS[:1], progress=False)
+            explainer.precompute(CORPUS[:1], unit="token", progress=False)
         assert store.info()["disk"]["rows"] == 1
         with Explainer(tiny("bert"), store=store) as explainer:
             assert paths(explainer.explain_many(QUERY, CORPUS[:1])) == ["memory"]
@@ -302,7 +302,8 @@ def test_every_path_says_the_same_about_what_was_not_read(unit: Unit, tmp_path: 
     document = f"🐝 xyzzy {CORPUS[0]} {CORPUS[1]}"
     with Explainer(model, store=tmp_path) as explainer:
         found = [explainer.explain(QUERY + " 🚗", document, unit=unit) for _ in range(12)]
-        assert {"cold", "built", "memory"} <= set(paths(found))
+        # The rows of a few sentences cost no more than one look, and are built at once.
+        assert set(paths(found)) == {"built", "memory"} | (set() if unit == "sentence" else {"cold"})
     with Explainer(model, store=tmp_path) as explainer:
         found.append(explainer.explain(QUERY + " 🚗", document, unit=unit))
         assert paths(found)[-1] == "disk"

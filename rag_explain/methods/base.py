@@ -121,6 +121,13 @@ class Method(ABC):
         """What `cold` and `warm` need of the query: its factors, or the batch itself for methods without."""
         return self.factor(query, "token")[0] if self.has_factors else query
 
+    def whole(self, query: Batch) -> Factors:
+        """The query as one row, for what a document carries over all of it; a method that knows a cheaper way takes it.
+
+        Linear methods only: what is chosen among tokens is not chosen among their sum.
+        """
+        return self.factor(query, "token")[0].as_whole()
+
     def cold(self, query: Any, documents: Batch) -> list[ExplainedPair]:
         """Each document of a batch, explained; a method that knows a cheaper way builds no factors."""
         return [self.pair(query, factors) for factors in self.factor(documents, "token")]

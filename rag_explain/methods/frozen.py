@@ -13,6 +13,7 @@ from rag_explain.linear import AffineMap, Recorder, Rules
 from rag_explain.methods.base import EncoderMethod, ExplainedPair, explained, to_numpy
 from rag_explain.scorers.checks import check_route
 from rag_explain.texts.tokens import Unit
+from rag_explain.texts.units import WHOLE
 
 
 def freeze(
@@ -80,19 +81,29 @@ class FrozenMethod(EncoderMethod):
             result.append(self.build(batch, index, rows=own.to(embedding), **ends, tokens=tokens, unit=unit))
         return result
 
+    def whole(self, query: Batch) -> Factors:
+        """The query as one row: its embedding, which takes a plain forward pass."""
+        embedding = self.encoder.run(query)[0]
+        rows, rest, one = embedding[None], torch.zeros_like(embedding), {"tokens": (WHOLE,), "unit": "whole"}
+        return self.build(query, 0, rows=rows, rest=rest, embedding=embedding, norm=self.encoder.norms(rows)[0], **one)
+
     def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
         """Pull the query's rows and rest through each document: n_q + 1 cotangents, whatever the document's length."""
         frozen, embeddings = self.freeze(documents)
         block = torch.as_tensor(query.block.copy()).to(embeddings)
-        cotangents = block[:, None, :].expand(-1, len(documents), -1).to(frozen.hidden.dtype)
+        asked = block if query.rest.any() else block[:-1]  # nothing is not pulled back
+        cotangents = asked[:, None, :].expand(-1, len(documents), -1).to(frozen.hidden.dtype)
         tokens, rest = (part.to(embeddings.dtype) for part in frozen.relevance(cotangents, self.max_bytes))
         if not self.computes_rest:
-            rest = pairing.product(block, embeddings) - tokens.sum(dim=-1)
+            rest = pairing.product(asked, embeddings) - tokens.sum(dim=-1)
+        cells = torch.cat([tokens, rest[..., None]], dim=-1)
+        if len(asked) < len(block):
+            cells = torch.cat([cells, torch.zeros_like(cells[:1])])
         norms = self.encoder.norms(embeddings) * query.norm
         scores = pairing.scores(torch.as_tensor(query.embedding.copy()).to(embeddings), embeddings, norms)
         result = []
-        for index, own in enumerate(documents.unpad(tokens.permute(1, 2, 0))):
-            matrix = torch.cat([own.T, rest[:, index, None]], dim=1) / norms[index]
+        for index, own in enumerate(documents.unpad(cells[..., :-1].permute(1, 2, 0))):
+            matrix = torch.cat([own.T, cells[:, index, -1:]], dim=1) / norms[index]
             result.append(self.finish(query, documents.side(index), to_numpy(matrix), float(scores[index])))
         return result
 

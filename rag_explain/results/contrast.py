@@ -8,6 +8,8 @@ from rag_explain.errors import InvalidInput
 from rag_explain.results.display import Viewable
 from rag_explain.results.explanation import Explanation
 
+NO_WORD = "no word"
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -62,10 +64,17 @@ class Contrast(Viewable):
         return self.got.unattributed - self.wanted.unattributed
 
     def query_words(self) -> list[Difference]:
-        """What each word of the query carries for either document; the largest difference first."""
-        carried = (one.query_saliency().tolist() for one in (self.wanted, self.got))
-        words = zip(self.got.query_tokens, *carried, strict=True)
-        return _largest_first(Difference(token.label, None, wanted, got) for token, wanted, got in words)
+        """What each word of the query carries for either document, the largest difference first, and what none does.
+
+        That is the last of them: for an additive method they sum to the difference of the scores.
+        """
+        carried = [one.query_saliency() for one in (self.wanted, self.got)]
+        words = zip(self.got.query_tokens, *(values.tolist() for values in carried), strict=True)
+        found = _largest_first(Difference(token.label, None, wanted, got) for token, wanted, got in words)
+        if not self.got.additive:
+            return found
+        wanted, got = (one.score - float(v.sum()) for one, v in zip((self.wanted, self.got), carried, strict=True))
+        return [*found, Difference(NO_WORD, None, wanted, got)]
 
     def pairs(self, k: int | None = None) -> list[Difference]:
         """The pairs of words that made the difference, the largest first; a word of both documents is one pair."""

@@ -140,13 +140,16 @@ class Explanation(ReadOnly, Displayable):
         return [Pair(self.query_tokens[i], self.document_tokens[j], value, abs(value) / total) for i, j, value in cells]
 
     def document_saliency(self) -> Array:
-        """(n_d,): what each document token carries over all query tokens, in score units."""
-        saliency: Array = self.pairs.sum(axis=0)
+        """(n_d,): what each document token carries over the whole query, special tokens and rest included.
+
+        In score units; with what no token of the document carries they sum to the score.
+        """
+        saliency: Array = self.matrix[:, :-1].sum(axis=0)
         return saliency
 
     def query_saliency(self) -> Array:
-        """(n_q,): what each query token carries over all document tokens, in score units."""
-        saliency: Array = self.pairs.sum(axis=1)
+        """(n_q,): what each query token carries over the whole document, in score units."""
+        saliency: Array = self.matrix[:-1].sum(axis=1)
         return saliency
 
     def highlights(self, k: int = 5) -> list[Highlight]:

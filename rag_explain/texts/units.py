@@ -12,6 +12,7 @@ from rag_explain.texts.tokens import Token, Unit
 
 Index = NDArray[np.intp]
 SPECIAL = Token("", 0, 0, "special", "special tokens")
+WHOLE = Token("", 0, 0, "special", "the whole text")
 
 
 def text_units(tokens: Sequence[Token], text: str, unit: Unit, *, truncated: bool) -> tuple[tuple[Token, ...], Index]:

@@ -19,9 +19,13 @@ def test_pairs_and_unattributed_sum_to_the_difference() -> None:
         contrast = explainer.contrast("where is the cat?", CORPUS[0], CORPUS[2])
     assert contrast.got.score == pytest.approx(explainer.explain("where is the cat?", CORPUS[2]).score, abs=1e-6)
     assert contrast.difference == contrast.got.score - contrast.wanted.score
-    for items in (contrast.pairs(), contrast.query_words()):
-        total = sum(item.value for item in items) + contrast.unattributed
-        assert total == pytest.approx(contrast.difference, abs=1e-5)
+    pairs, words = (sum(item.value for item in items) for items in (contrast.pairs(), contrast.query_words()))
+    assert pairs + contrast.unattributed == pytest.approx(contrast.difference, abs=1e-5)
+    assert words == pytest.approx(contrast.difference, abs=1e-5)
+    last = contrast.query_words()[-1]
+    assert last.query == "no word"
+    for explanation, value in ((contrast.wanted, last.wanted), (contrast.got, last.got)):
+        assert value == pytest.approx(explanation.score - explanation.query_saliency().sum(), abs=1e-6)
 
 
 def test_a_word_of_both_documents_is_one_pair() -> None:

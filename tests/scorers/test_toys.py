@@ -35,7 +35,7 @@ def test_a_bag_of_vectors_is_explained_exactly() -> None:
 def test_a_bag_of_vectors_is_kept_grouped_and_searched(tmp_path: Path) -> None:
     explainer = Explainer(BagOfVectors(), store=tmp_path)
     cold = explainer.explain(QUERY, DOCUMENTS[0])
-    assert explainer.precompute(DOCUMENTS, progress=False).built == 3
+    assert explainer.precompute(DOCUMENTS, unit="token", progress=False).built == 3
     warm = explainer.explain(QUERY, DOCUMENTS[0])
     assert (cold.provenance["path"], warm.provenance["path"]) == ("cold", "memory")
     np.testing.assert_allclose(warm.matrix, cold.matrix, rtol=2e-3, atol=2e-3)  # rows are kept in half precision

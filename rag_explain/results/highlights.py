@@ -1,0 +1,40 @@
+"""Highlights: what each word of a document carries over the whole query. They are the score, split by words."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.spans import ValuedSpan, ValuedSpans
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Highlights(ValuedSpans):
+    """The words of a document in its order, each with what it carries, in score units.
+
+    `gap` is the score less everything that was attributed, special tokens and rest included: rounding where the method
+    is exact; None where it is not additive.
+    """
+
+    FORMAT = "rag_explain.highlights"
+    WHAT = "the highlights"
+
+    score: float
+    gap: float | None = None
+
+    @classmethod
+    def of(cls, explanation: Explanation) -> Self:
+        """What an explanation says of the document's words."""
+        shown = explanation.in_words()
+        carried = zip(shown.document_tokens, shown.document_saliency().tolist(), strict=True)
+        spans = tuple(ValuedSpan(one.text, one.start, one.end, value) for one, value in carried if one.part == "text")
+        names = ("query", "document", "score", "method", "model", "fingerprint", "notices", "gap")
+        fields: dict[str, Any] = {name: getattr(shown, name) for name in names}
+        return cls(spans=spans, **fields)
+
+    @property
+    def unattributed(self) -> float:
+        """score - the sum of all words: what no word of the document carries."""
+        return self.score - sum(span.value for span in self.spans)
+
+    def __repr__(self) -> str:
+        return f"Highlights({len(self)} words, score={self.score:.4f}, {self.method})"
