@@ -54,15 +54,21 @@ def strength(pairs: Matrix) -> Matrix:
     return found
 
 
+def support(alone: Matrix) -> Matrix:
+    """Strengths with a share of those of the pairs before and after."""
+    together = alone.copy()
+    together[1:, 1:] += NEIGHBOURS * alone[:-1, :-1]
+    together[:-1, :-1] += NEIGHBOURS * alone[1:, 1:]
+    return together
+
+
 def linked_words(pairs: Matrix) -> list[tuple[int, int]]:
     """The rows and columns of words that are linked, one to one, in the order of the rows; of equal cells the first."""
     if not pairs.size:
         return []
     alone = strength(pairs)
-    support = alone.copy()
-    support[1:, 1:] += NEIGHBOURS * alone[:-1, :-1]
-    support[:-1, :-1] += NEIGHBOURS * alone[1:, 1:]
-    best, back = support.argmax(axis=1), support.argmax(axis=0)
+    together = support(alone)
+    best, back = together.argmax(axis=1), together.argmax(axis=0)
     least = (1 - _ROUNDING) / np.sqrt(pairs.size)
     return [(i, int(j)) for i, j in enumerate(best) if back[j] == i and alone[i, j] >= least]
 
