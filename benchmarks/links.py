@@ -12,7 +12,7 @@ differences in F1 to `links` are paired, with 95 % bounds. All ways but the last
   ... + least        the same with a least strength, without neighbours
   ... iterated       the same again among words that are not linked yet (SimAlign's IterMax)
   ... assignment     the one-to-one assignment with the largest sum
-  mutual best        of cells as they are: XPLAINSIM's MaxAlign
+  mutual best        of cells as they are, above zero: XPLAINSIM's MaxAlign
   flow               optimal transport between uniform weights at cost 1 - sigmoid(cell), kept where at least 0.029
                      flows: XPLAINSIM's FlowAlign
   ... normalised     the same of normalised cells, kept where half a word or more flows
