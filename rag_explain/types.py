@@ -6,6 +6,7 @@ from rag_explain.results.contrast import Contrast
 from rag_explain.results.deferred import Deferred, Status
 from rag_explain.results.explanation import Explanation, Highlight, Pair
 from rag_explain.results.hits import Hit, Hits
+from rag_explain.results.links import Link
 from rag_explain.results.metric import Metric
 from rag_explain.results.notices import Notice
 from rag_explain.results.precomputed import Precomputed
@@ -13,5 +14,5 @@ from rag_explain.results.stages import Stage
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Part, Role, Token, Unit
 
-__all__ = ["Array", "Comparison", "Contrast", "Deferred", "Explanation", "Factors", "Highlight", "Hit", "Hits"]
+__all__ = ["Array", "Comparison", "Contrast", "Deferred", "Explanation", "Factors", "Highlight", "Hit", "Hits", "Link"]
 __all__ += ["Metric", "Notice", "Pair", "Part", "Passage", "Precomputed", "Role", "Stage", "Status", "Token", "Unit"]

@@ -124,7 +124,7 @@ def test_bounds_hold_the_mean_and_are_the_same_every_time() -> None:
 
 def write_data(folder: Path) -> None:
     """A folder as the public data sets lie in it, with next to nothing in it."""
-    for name in ("cranfield", "stsbenchmark", "xquad", "msr_rte_align"):
+    for name in ("cranfield", "stsbenchmark", "xquad", "msr_rte_align", "edinburgh_pp"):
         (folder / name).mkdir()
     documents = ("wings carry aircraft", "the boundary layer of a wing", "boundary layer")
     records = "".join(f".I {place}\n.T\nx\n.W\n{text}\n" for place, text in enumerate(documents, 1))
@@ -139,6 +139,7 @@ def write_data(folder: Path) -> None:
     pair = {"source": "Ann ate a cake .", "target": "Ann ate .", "sureAlign": "0-0 1-1 4-2"}
     items = [pair, {**pair, "sureAlign": ""}]
     (folder / "msr_rte_align" / "RTE2_dev_M.align.json").write_text(json.dumps(items))
+    (folder / "edinburgh_pp" / "gold.train.sure.json").write_text(json.dumps([pair, pair]))
 
 
 def test_data_sets_are_read_as_they_are_published(tmp_path: Path) -> None:
@@ -154,18 +155,22 @@ def test_data_sets_are_read_as_they_are_published(tmp_path: Path) -> None:
     assert pair.aligned == {(0, 0), (1, 1), (2, 4)}
 
 
-@pytest.mark.slow
-def test_settings_are_compared_on_the_same_pairs(tmp_path: Path) -> None:
-    write_data(tmp_path)
-    out = tmp_path / "out.json"
-    settings = ['one={"method": "bilrp"}', 'same={"method": "bilrp"}', 'other={"method": "hxp"}']
-    arguments = ["--data", str(tmp_path), "--out", str(out), "--settings", *settings]
-    command = [sys.executable, "benchmarks/choices.py", *arguments]
+def run(script: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """What a benchmark writes and prints."""
+    out = folder / "out.json"
+    command = [sys.executable, f"benchmarks/{script}", "--data", str(folder), "--out", str(out), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    result = json.loads(out.read_text())
-    assert str(tmp_path) not in out.read_text()
+    assert str(folder) not in out.read_text()
+    return json.loads(out.read_text()), done.stdout
+
+
+@pytest.mark.slow
+def test_settings_are_compared_on_the_same_pairs(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    settings = ['one={"method": "bilrp"}', 'same={"method": "bilrp"}', 'other={"method": "hxp"}']
+    result, printed = run("choices.py", tmp_path, "--settings", *settings)
     rows = {(row["set"], row["measure"]): row for row in result["rows"]}
     counts = {name: row["n"] for (name, _), row in rows.items()}
     assert counts == {"all": 6, "cranfield": 1, "stsb": 1, "xquad": 2, "msr": 1}  # two explanations of a contrast
@@ -173,4 +178,16 @@ def test_settings_are_compared_on_the_same_pairs(tmp_path: Path) -> None:
         assert row["labels"]["same"]["difference"] == pytest.approx({"mean": 0, "low": 0, "high": 0}, abs=1e-6)
     assert rows["all", "unattributed, pairs"]["labels"]["other"]["difference"]["mean"] > 1e-3
     assert rows["msr", "AP of cells"]["labels"]["equal words"]["mean"] == 1.0
-    assert "AP of cells" in done.stdout
+    assert "AP of cells" in printed
+
+
+@pytest.mark.slow
+def test_ways_to_link_words_are_compared_on_two_halves(tmp_path: Path) -> None:
+    pytest.importorskip("ot")
+    write_data(tmp_path)
+    result, _ = run("links.py", tmp_path)
+    rows = {(row["set"], row["half"], row["way"]): row for row in result["rows"]}
+    assert {(name, half) for name, half, _ in rows} == {
+        ("msr", "choose"), ("edinburgh", "choose"), ("edinburgh", "report"),
+    }  # fmt: skip
+    assert rows["edinburgh", "report", "links"]["recall"] == 1.0  # "Ann ate ." in both texts

@@ -18,8 +18,8 @@ LAYERS = """
     errors _torch probes
     texts.tokens texts.passage texts.segments texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
-    results.deferred results.explanation results.spans results.highlights results.contrast results.comparison
-    results.hits results.precomputed results
+    results.deferred results.links results.explanation results.spans results.highlights results.contrast
+    results.comparison results.hits results.precomputed results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
