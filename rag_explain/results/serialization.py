@@ -111,9 +111,14 @@ def _check(hint: Any) -> Callable[[Any], bool]:
         fits, size = _check(arguments[0]), None if arguments[-1] is ... else len(arguments)
         return lambda value: isinstance(value, tuple) and size in (None, len(value)) and all(map(fits, value))
     if hint is float:
-        return lambda value: isinstance(value, int | float) and abs(value) <= sys.float_info.max
+        return is_number
     kind = origin if isinstance(origin, type) and origin is not UnionType else hint
     return lambda value: isinstance(value, kind)
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a finite number."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def read_matrix(*, rest: int) -> Read:
