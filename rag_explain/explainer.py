@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from rag_explain.errors import InvalidInput, ProcessBound, RagExplainError, UnsupportedModel, in_words
+from rag_explain.evidence import Backend, find_evidence
 from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method, make
 from rag_explain.methods.slices import Slices, split
@@ -25,6 +26,7 @@ from rag_explain.planner import BUCKET_TOKENS, DocumentPlanner
 from rag_explain.probes import Probes
 from rag_explain.results.comparison import Compared, Comparison
 from rag_explain.results.contrast import Contrast
+from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation, summed
 from rag_explain.results.highlights import Highlights
 from rag_explain.results.notices import cut_sides, merged
@@ -141,6 +143,20 @@ class Explainer(ProcessBound):
             for passage, pair in zip(passages, planned, strict=True)
         ]
         return explanations if unit == grouped else [one.grouped(unit) for one in explanations]
+
+    def evidence(self, query: str, document: str | Passage, k: int = 2, *, backend: Backend | None = None) -> Evidence:
+        """The `k` sentences of `document` to read for `query`: where to look, which is not what carried the score."""
+        return self.evidence_many(query, [document], k, backend=backend)[0]
+
+    def evidence_many(
+        self, query: str, documents: Sequence[str | Passage], k: int = 2, *, backend: Backend | None = None
+    ) -> list[Evidence]:
+        """The sentences to read in each document, in the order given; one pass over each, and nothing is kept.
+
+        `backend(query, sentences)` gives one number per sentence instead: a trained highlighter, say.
+        """
+        passages = _many(documents, "evidence_many takes a list of documents: use evidence for one")
+        return find_evidence(self.scorer, as_passage(query), passages, k, backend)
 
     def contrast(self, query: str, wanted: str | Passage, got: str | Passage) -> Contrast:
         """Why `got` and not `wanted`: which words made the difference between their scores."""

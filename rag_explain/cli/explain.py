@@ -16,6 +16,8 @@ def add(commands: Any) -> None:
     command = commands.add_parser("explain", help="explain why a document matches a query")
     command.add_argument("query")
     command.add_argument("document")
+    help = "print the sentences to read instead: where to look, not what carried the score"
+    command.add_argument("--evidence", action="store_true", help=help)
     add_output_arguments(command, top=10)
     add_model_arguments(command)
     command.set_defaults(run=run)
@@ -23,7 +25,8 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     with make_explainer(arguments) as explainer:
-        write(explainer.explain(arguments.query, arguments.document), arguments)
+        verb = explainer.evidence if arguments.evidence else explainer.explain
+        write(verb(arguments.query, arguments.document), arguments)
 
 
 def add_model_arguments(command: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from rag_explain.errors import InvalidInput
 from rag_explain.render.views import view_of
 from rag_explain.render.views.explanation import in_unit
+from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hits
 from rag_explain.results.serialization import to_json
@@ -22,8 +23,8 @@ def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
     command.add_argument("--by", choices=("word", "sentence", "token"), help=by)
 
 
-def write(found: Explanation | Hits, arguments: argparse.Namespace) -> None:
-    """Show an explanation or hits in the form that was asked for."""
+def write(found: Explanation | Hits | Evidence, arguments: argparse.Namespace) -> None:
+    """Show an explanation, hits or evidence in the form that was asked for."""
     if arguments.json:
         print(to_json(_plain(found, arguments.by)))
     elif arguments.html is not None:
@@ -37,10 +38,13 @@ def write(found: Explanation | Hits, arguments: argparse.Namespace) -> None:
 
         from rag_explain.render.terminal import draw
 
-        Console(highlight=False).print(draw(view_of(found, top=arguments.top, by=arguments.by)))
+        options = {} if isinstance(found, Evidence) else {"top": arguments.top, "by": arguments.by}
+        Console(highlight=False).print(draw(view_of(found, **options)))
 
 
-def _plain(found: Explanation | Hits, by: Unit | None) -> dict[str, Any] | list[Any]:
+def _plain(found: Explanation | Hits | Evidence, by: Unit | None) -> dict[str, Any] | list[Any]:
+    if isinstance(found, Evidence):
+        return found.to_dict()
     if isinstance(found, Explanation):
         return (found if by is None else in_unit(found, by)).to_dict()
     found.load()  # the reasons are what was asked for

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.errors import InvalidInput
+from rag_explain.render import notebook
+from rag_explain.render.blocks import View
 from rag_explain.render.sentences import all_visible, balance, facts, missing, names, notices, source, unread
 from rag_explain.render.views.explanation import in_unit, pieces
 from rag_explain.results.deferred import load
@@ -38,6 +40,16 @@ def write_page(items: Iterable[Item], path: str | Path | None = None) -> str:
     sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     page = _asset("page.html").format(policy=policy, style=style, script=script, data=_json(_page_data(items)))
+    return _written(page, path)
+
+
+def write_view(view: View, path: str | Path | None = None) -> str:
+    """A page of blocks without anything to explore, and so without a script; also written to `path`, if given."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    return _written(_asset("view.html").format(policy=policy, body=notebook.draw(view)), path)
+
+
+def _written(page: str, path: str | Path | None) -> str:
     if path is not None:
         Path(path).write_text(page, encoding="utf-8")
     return page

@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.encoder.batch import Batch
+from rag_explain.encoder.chunking import window_spans
 from rag_explain.encoder.probing import tolerance
 from rag_explain.errors import InvalidInput
 from rag_explain.probes import TEXTS, Probes
 from rag_explain.results.notices import Notice
 from rag_explain.texts.passage import Passage
+from rag_explain.texts.segments import Span
 from rag_explain.texts.tokens import Role
 
 if TYPE_CHECKING:
@@ -84,6 +86,10 @@ class Scorer(ABC):
         """(D, n, h) a vector of length one per position, and (D, n) which of them are compared."""
         raise InvalidInput(f"{self.name} has no vectors of tokens to be compared: use {self._own_methods}")
 
+    def window_spans(self, text: str, sentences: Sequence[Span]) -> list[Span]:
+        """Overlapping parts of a long text that are each read whole, cut between sentences."""
+        return [(0, len(text))]
+
     def describe(self) -> dict[str, str]:
         """What the model is and how it reads texts, for people: a few facts by name."""
         return {"score": ", ".join([self.measure, *(notice.text for notice in self.notices)])}
@@ -144,3 +150,6 @@ class EncoderScorer(Scorer):
 
     def read(self, passages: Sequence[Passage], role: Role) -> Batch:
         return self._encoder.read(passages, role)
+
+    def window_spans(self, text: str, sentences: Sequence[Span]) -> list[Span]:
+        return window_spans(text, sentences, self._encoder.reader)

@@ -8,31 +8,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sentence_transformers import MultiVectorEncoder
-from sentence_transformers.base.modules import Dense, Normalize
-from sentence_transformers.base.modules.transformer import Transformer
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput, MissingExtra, UnsupportedModel
 from rag_explain.methods.alignment import align, scores
 from rag_explain.results.notices import UNKNOWN
-from tests.support.models import TEXTS, folder, tiny
+from tests.support.models import TEXTS, colbert, tiny
 
 QUERY, DOCUMENT = TEXTS
 DOCUMENTS = [DOCUMENT, "The moon.", "Words, words; words!"]
-
-
-def colbert(architecture: str = "bert", expansion: dict[str, Any] | None = None, **settings: Any) -> MultiVectorEncoder:
-    torch.manual_seed(2)
-    transformer = Transformer(str(folder(architecture)), query_expansion=expansion)
-    modules = [
-        transformer,
-        Dense(16, 12, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"),
-        MultiVectorMask(skiplist_words=[",", "!"] if architecture == "bert" else None),
-        Normalize(module_input_name="token_embeddings"),
-    ]
-    return MultiVectorEncoder(modules=modules, device="cpu", **settings).to(torch.float64)
 
 
 def greedy(cosines: NDArray[np.float64]) -> dict[str, float]:

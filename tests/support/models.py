@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.base.modules.transformer import Transformer as BaseTransformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -143,6 +146,19 @@ def tiny(
     include_prompt = settings.pop("include_prompt", True)
     modules = [transformer, Pooling(width, pooling, include_prompt=include_prompt), *(after() if after else [])]
     return SentenceTransformer(modules=modules, device="cpu", **settings).to(dtype)
+
+
+def colbert(architecture: str = "bert", expansion: dict[str, Any] | None = None, **settings: Any) -> MultiVectorEncoder:
+    """A late-interaction encoder of this architecture, with a projection and, for BERT, marks that are skipped."""
+    torch.manual_seed(2)
+    transformer = BaseTransformer(str(folder(architecture)), query_expansion=expansion)
+    modules = [
+        transformer,
+        Dense(16, 12, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"),
+        MultiVectorMask(skiplist_words=[",", "!"] if architecture == "bert" else None),
+        Normalize(module_input_name="token_embeddings"),
+    ]
+    return MultiVectorEncoder(modules=modules, device="cpu", **settings).to(torch.float64)
 
 
 @functools.cache
