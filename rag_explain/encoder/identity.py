@@ -9,10 +9,11 @@ import copy
 import hashlib
 import json
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,6 +142,29 @@ def _splitting(tokenizer: Any) -> str:
     """How a fast tokenizer splits texts. What its last call set, truncation and padding, is left out."""
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     return json.dumps({k: v for k, v in description.items() if k not in ("truncation", "padding")}, sort_keys=True)
+
+
+def is_unread(model: nn.Module, path: str) -> bool:
+    """Whether a path is that of plain data in a module, under a name that no class in the model mentions."""
+    owner, _, key = path.rpartition(".")
+    modules = dict(model.named_modules())
+    kept = vars(modules[owner]).get(key) if owner in modules else nn.Module
+    return is_data(kept) and all(key not in _mentioned(type(module)) for module in modules.values())
+
+
+@lru_cache(maxsize=512)
+def _mentioned(kind: type) -> frozenset[str]:
+    """Every name and every string in the code of a class and of those that it is made from."""
+    values = [value for one in kind.__mro__ for value in vars(one).values()]
+    values += [function for value in values for function in (getattr(value, "fget", None), getattr(value, "fset", None))]
+    names: set[str] = {name for one in kind.__mro__ for name in vars(one)}
+    functions = {getattr(value, "__func__", value) for value in values if isinstance(value, Hashable)}
+    codes = [code for function in functions if (code := getattr(unwrap(function), "__code__", None)) is not None]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names, (one for one in code.co_consts if isinstance(one, str)))
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return frozenset(names)
 
 
 def differing(one: Facts, other: Facts) -> frozenset[str]:
