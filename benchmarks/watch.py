@@ -60,7 +60,11 @@ def main() -> None:
         "all looks / explanation": per_answer * one_look / explained,
         "explanation with looks / without": explained / statistics.median(timed["without"]),
         "tokens of the query": len(explainer.scorer.encoder.read([query], "query").tokens[0]),
-        "what is looked at": len(watch._same) + len(watch._equal) + len(watch._sizes) + len(watch._classes) + len(watch._tensors),
+        "what is looked at": len(watch._same)
+        + len(watch._equal)
+        + len(watch._sizes)
+        + len(watch._classes)
+        + len(watch._tensors),
     }
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))

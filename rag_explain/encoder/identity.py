@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import types
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from functools import lru_cache, partial
@@ -149,17 +149,17 @@ def is_unread(model: nn.Module, path: str) -> bool:
     owner, _, key = path.rpartition(".")
     modules = dict(model.named_modules())
     kept = vars(modules[owner]).get(key) if owner in modules else nn.Module
-    return is_data(kept) and all(key not in _mentioned(type(module)) for module in modules.values())
+    return is_data(kept) and all(key not in _mentioned(kind) for kind in map(type, modules.values()))
 
 
 @lru_cache(maxsize=512)
 def _mentioned(kind: type) -> frozenset[str]:
     """Every name and every string in the code of a class and of those that it is made from."""
     values = [value for one in kind.__mro__ for value in vars(one).values()]
-    values += [function for value in values for function in (getattr(value, "fget", None), getattr(value, "fset", None))]
+    values += [getattr(value, name, None) for value in values for name in ("fget", "fset")]
     names: set[str] = {name for one in kind.__mro__ for name in vars(one)}
-    functions = {getattr(value, "__func__", value) for value in values if isinstance(value, Hashable)}
-    codes = [code for function in functions if (code := getattr(unwrap(function), "__code__", None)) is not None]
+    functions = [unwrap(one) for value in values if callable(one := getattr(value, "__func__", value))]
+    codes = [function.__code__ for function in functions if isinstance(function, types.FunctionType)]
     while codes:
         code = codes.pop()
         names.update(code.co_names, (one for one in code.co_consts if isinstance(one, str)))

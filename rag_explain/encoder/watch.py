@@ -63,8 +63,8 @@ class Glance:
 
     def leave_out(self, fleeting: frozenset[str]) -> None:
         """From now on these paths are not looked at."""
-        self.state()
         if self.model is not None and not fleeting <= self.fleeting:
+            self.state()
             self.fleeting |= fleeting
             self._look(self.model)
 
@@ -186,7 +186,7 @@ class Watch(Glance):
                 raise ModelChanged.because(f"{key} is another object")
         fresh = tensors(model, self.fleeting)
         moved = [(old, new) for old, new in zip(self._tensors, fresh, strict=False) if old is not new]
-        # A buffer that was moved to another device or precision is a new tensor with the same values: the copy takes it.
+        # A buffer moved to another device or precision is a new tensor with the same values: the copy takes it over.
         is_same = all(not isinstance(new, nn.Parameter) and _holds(new, old) for old, new in moved)
         if len(fresh) != len(self._tensors) or not is_same or (moved and not self._is_shared):
             raise ModelChanged.because("one of its weights was replaced by another tensor")

@@ -61,3 +61,9 @@ def stored_documents(store: VectorStore | None) -> Iterable[tuple[str, str]]:
     if listed is None:
         raise InvalidInput(f"{type(store).__name__} cannot list its documents: pass them to precompute")
     return listed
+
+
+def stage_name(found_by: object, name: str | None = None) -> str:
+    """The class of a retriever or store, with that of its compressor, which reranks or filters, where it has one."""
+    compressor = getattr(found_by, "base_compressor", None)
+    return (name or type(found_by).__name__) + ("" if compressor is None else f" with {type(compressor).__name__}")
