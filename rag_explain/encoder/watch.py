@@ -8,6 +8,7 @@ compared as plain data, since much of what changes decides nothing: a default th
 """
 
 import copy
+import operator
 import types
 import weakref
 from collections.abc import Callable
@@ -86,32 +87,29 @@ class Glance:
         self._same += [(own, key, value) for own in inside for key, value in own.items()]
         others = [module for module in model.modules() if module is not model]
         self._same += [(module.__dict__, name, module.__dict__[name]) for module in others for name in PARTS]
-        self._classes = [(module, type(module)) for module in others]
+        self._same_columns = tuple(zip(*self._same, strict=True)) or ((), (), ())
+        self._modules, self._classes = others, list(map(type, others))
         self._top_parts, self._top_class = parts(model), type(model)
         lasting = [one for one in kept if _is_mutable(one[2])]
         self._equal = [(own, key, copy.deepcopy(value)) for own, key, value in lasting if is_data(value)]
         self._alike = [(own, key, plain(value)) for own, key, value in lasting if not is_data(value)]
         hooks = [own for module in model.modules() for own in forward_hooks(module)]
         self._hooks = [(own, list(own.values())) for own in hooks]
-        sized: list[dict[Any, Any]] = [*(module.__dict__ for module in others), *inside, *hooks]
-        self._sizes = [(own, len(own)) for own in sized]
+        self._sized: list[dict[Any, Any]] = [*(module.__dict__ for module in others), *inside, *hooks]
+        self._sizes = list(map(len, self._sized))
         self._tokenizer = getattr(model[0], "tokenizer", None)
         self._splitting = _splitting(self._tokenizer)
         self._tensors = tensors(model, self.fleeting)
         self._sample_from(self._tensors)
 
     def _has_moved(self, model: Any) -> bool:
-        for own, key, value in self._same:  # a thousand of them: nothing else is in this loop
-            if own.get(key, _MISSING) is not value:
-                return True
-        for module, kind in self._classes:
-            if type(module) is not kind:
-                return True
-        for own, size in self._sizes:
-            if len(own) != size:
-                return True
+        # A thousand of each: without a loop of Python's own.
+        owners, keys, values = self._same_columns
         return (
-            len(model.__dict__) != self._top_size
+            not all(map(operator.is_, map(dict.get, owners, keys), values))
+            or list(map(len, self._sized)) != self._sizes
+            or list(map(type, self._modules)) != self._classes
+            or len(model.__dict__) != self._top_size
             or type(model) is not self._top_class
             or any(now is not before for now, before in zip(parts(model), self._top_parts, strict=True))
             or any(plain(model.__dict__.get(key, _MISSING)) != value for key, value in self._top.items())

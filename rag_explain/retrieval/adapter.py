@@ -88,10 +88,13 @@ class HitExplainer(ProcessBound):
         self.tolerance = tolerance
         embedder = explainer if isinstance(explainer, Embedder) else embedder
         fixed = Search(source=explainer, embedder=embedder, metric=Metric.named(metric), surrogate=surrogate, name=name)
-        self._search = lambda: replace(fixed, engine=engine())
+        self._fixed, self._engine = fixed, engine
         self._moments, self._checks = Moments(), Checks()
         if explain != "off":
             self.prepare(fixed)
+
+    def _search(self) -> Search:
+        return replace(self._fixed, engine=self._engine())
 
     def prepare(self, search: Search) -> None:
         """Look at the model for the first time, which takes longer than any other time: not in a search."""

@@ -106,7 +106,7 @@ class ExplainingRetriever(BaseRetriever):
         nodes = self.base.retrieve(query_bundle)
         query, reason = query_string(query_bundle)
         documents = found(nodes, self._is_followed)
-        options = {"top": self._top, "surrogate": reason, "search": self._search()}
+        options: dict[str, Any] = {"top": self._top, "surrogate": reason, "search": self._search()}
         hits = self._hit_explainer.hits(query, documents, self._explain, **options)
         return self._beside(query, nodes, hits)
 
@@ -114,7 +114,7 @@ class ExplainingRetriever(BaseRetriever):
         nodes = await self.base.aretrieve(query_bundle)
         query, reason = query_string(query_bundle)
         documents = found(nodes, self._is_followed)
-        options = {"top": self._top, "surrogate": reason, "search": self._search()}
+        options: dict[str, Any] = {"top": self._top, "surrogate": reason, "search": self._search()}
         hits = await self._hit_explainer.ahits(query, documents, self._explain, **options)
         return self._beside(query, nodes, hits)
 
