@@ -41,6 +41,7 @@ _NOT_DECISIVE = frozenset(
     ]
 )
 _NOT_DECISIVE_ENDINGS = ("name_or_path", "_file", "_folder", "_dir")
+_TRAINING = ".fit_mixin"  # where sentence-transformers keeps what trains a model, and embeds nothing
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, Enum)
 _CLOSED = (*_SIMPLE, nn.Module, Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, partial)
 
@@ -155,9 +156,10 @@ def is_unread(model: nn.Module, path: str) -> bool:
 @lru_cache(maxsize=512)
 def _mentioned(kind: type) -> frozenset[str]:
     """Every name and every string in the code of a class and of those that it is made from."""
-    values = [value for one in kind.__mro__ for value in vars(one).values()]
+    kinds = [one for one in kind.__mro__ if not one.__module__.endswith(_TRAINING)]
+    values = [value for one in kinds for value in vars(one).values()]
     values += [getattr(value, name, None) for value in values for name in ("fget", "fset")]
-    names: set[str] = {name for one in kind.__mro__ for name in vars(one)}
+    names: set[str] = {name for one in kinds for name in vars(one)}
     functions = [unwrap(one) for value in values if callable(one := getattr(value, "__func__", value))]
     codes = [function.__code__ for function in functions if isinstance(function, types.FunctionType)]
     while codes:

@@ -63,7 +63,8 @@ def stored_documents(store: VectorStore | None) -> Iterable[tuple[str, str]]:
     return listed
 
 
-def stage_name(found_by: object, name: str | None = None) -> str:
-    """The class of a retriever or store, with that of its compressor, which reranks or filters, where it has one."""
+def stage_name(found_by: object) -> str:
+    """The class of a retriever or store, with those of its compressors, which rerank or filter, where it has some."""
     compressor = getattr(found_by, "base_compressor", None)
-    return (name or type(found_by).__name__) + ("" if compressor is None else f" with {type(compressor).__name__}")
+    inside = () if compressor is None else getattr(compressor, "transformers", (compressor,))
+    return type(found_by).__name__ + (" with " if inside else "") + " and ".join(type(one).__name__ for one in inside)
