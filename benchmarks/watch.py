@@ -36,7 +36,7 @@ def main() -> None:
     model, _ = load("all-MiniLM-L6-v2")
     explainer = Explainer(model)
     explainer.precompute([DOCUMENT], progress=False)
-    watch = explainer.scorer.encoder._watch
+    watch = explainer.scorer.encoder.watch
     look, known = watch.state, watch.state()
     queries = (f"how do bees find the way to the {one} {other}?" for one, other in product(WORDS, WORDS))
     looks, timed = 0, {"with": [], "without": []}
@@ -60,7 +60,11 @@ def main() -> None:
         "all looks / explanation": per_answer * one_look / explained,
         "explanation with looks / without": explained / statistics.median(timed["without"]),
         "tokens of the query": len(explainer.scorer.encoder.read([query], "query").tokens[0]),
-        "what is looked at": len(watch._same) + len(watch._equal) + len(watch._sizes) + len(watch._tensors),
+        "what is looked at": len(watch._same)
+        + len(watch._equal)
+        + len(watch._sizes)
+        + len(watch._classes)
+        + len(watch._tensors),
     }
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))

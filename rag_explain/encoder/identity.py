@@ -12,7 +12,8 @@ import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ _NOT_DECISIVE = frozenset(
     ]
 )
 _NOT_DECISIVE_ENDINGS = ("name_or_path", "_file", "_folder", "_dir")
+_TRAINING = ".fit_mixin"  # where sentence-transformers keeps what trains a model, and embeds nothing
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, Enum)
 _CLOSED = (*_SIMPLE, nn.Module, Tensor, type, types.ModuleType, types.FunctionType, types.MethodType, partial)
 
@@ -141,6 +143,30 @@ def _splitting(tokenizer: Any) -> str:
     """How a fast tokenizer splits texts. What its last call set, truncation and padding, is left out."""
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     return json.dumps({k: v for k, v in description.items() if k not in ("truncation", "padding")}, sort_keys=True)
+
+
+def is_unread(model: nn.Module, path: str) -> bool:
+    """Whether a path is that of plain data in a module, under a name that no class in the model mentions."""
+    owner, _, key = path.rpartition(".")
+    modules = dict(model.named_modules())
+    kept = vars(modules[owner]).get(key) if owner in modules else nn.Module
+    return is_data(kept) and all(key not in _mentioned(kind) for kind in map(type, modules.values()))
+
+
+@lru_cache(maxsize=512)
+def _mentioned(kind: type) -> frozenset[str]:
+    """Every name and every string in the code of a class and of those that it is made from."""
+    kinds = [one for one in kind.__mro__ if not one.__module__.endswith(_TRAINING)]
+    values = [value for one in kinds for value in vars(one).values()]
+    values += [getattr(value, name, None) for value in values for name in ("fget", "fset")]
+    names: set[str] = {name for one in kinds for name in vars(one)}
+    functions = [unwrap(one) for value in values if callable(one := getattr(value, "__func__", value))]
+    codes = [function.__code__ for function in functions if isinstance(function, types.FunctionType)]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names, (one for one in code.co_consts if isinstance(one, str)))
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return frozenset(names)
 
 
 def differing(one: Facts, other: Facts) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -40,6 +40,7 @@ class Encoder(ProcessBound):
     Attributes:
         whole: the working copy itself, for models whose output is not one embedding per text.
         observed: what the model's own `encode_query`, `encode_document` and `similarity` gave for the probes.
+        watch: looks whether the user's model is still the one that the copy was made of.
         similarity: the model's own name of how it compares embeddings: "cosine", "dot", "euclidean", "maxsim" ...
         is_cosine: whether the score compares directions: embeddings are divided by their length.
         is_shifted: whether the model subtracts its reference's embedding (`ShiftedEncoder`): its own is then zero.
@@ -53,7 +54,9 @@ class Encoder(ProcessBound):
         self._transformer = first_module(copied)
         self.observed = observe(copied)
         self.whole = make_working_copy(copied)
-        self._watch = Watch(model, is_shared=is_shared, fleeting=self.observed.fleeting, adopt=self._adopt)
+        # A copy that embeds as a framework does was made from the model that people hold, and may change.
+        watched = getattr(model, "made_from", lambda: None)() or model
+        self.watch = Watch(watched, self.observed.fleeting, is_shared=is_shared, adopt=self._adopt)
         self.transformer: nn.Module = self._transformer.auto_model
         self.is_shifted = bool(getattr(self._transformer, "is_shifted", False))
         self._modules = list(self.whole.named_children())
@@ -107,7 +110,8 @@ class Encoder(ProcessBound):
     def _arguments(self, name: str, module: nn.Module, task: Role) -> dict[str, Any]:
         """What the model's own `forward` hands to a module beside the features: the task, to one that reads it."""
         taken = {*((self.whole.module_kwargs or {}).get(name) or ()), *getattr(module, "forward_kwargs", ())}
-        return {"task": task} if "task" in taken else {}
+        told = getattr(self.whole, "tasks", {}).get(task, task)  # a framework may tell no task, or another one
+        return {"task": told} if "task" in taken and told is not None else {}
 
     def hidden(self, batch: Batch, block: int) -> tuple[Tensor, Tensor]:
         """(D, n, h) the input of a block, and (D, e) the embeddings; block `n_blocks` is the last one's output."""
@@ -135,7 +139,7 @@ class Encoder(ProcessBound):
         """(D, e): what `encode_query` or `encode_document` gives."""
         if not texts:
             return np.zeros((0, 0), np.float32)
-        self._watch.state()
+        self.watch.state()
         embeddings: list[Tensor] = []
         with torch.inference_mode():
             for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
@@ -153,7 +157,7 @@ class Encoder(ProcessBound):
     @property
     def fingerprint(self) -> str:
         """32 hexadecimal digits, computed again when weights were written to; a model changed otherwise is refused."""
-        return self._digest(self._watch.state())
+        return self._digest(self.watch.state())
 
     def describe(self) -> dict[str, str]:
         """What it is and how it reads texts, for people."""
@@ -226,7 +230,7 @@ def check_hidden(hidden: Tensor, batch: Batch) -> None:
         )
 
 
-def _digest(working: SentenceTransformer, observed: Observed, state: Hashable) -> str:
+def _digest(working: SentenceTransformer, observed: Observed, state: tuple[int, int]) -> str:
     """The fingerprint of the model in this state of its weights, which is there for the cache."""
     return digest(observed.facts, tensors(working, observed.each_time))
 

@@ -1,5 +1,6 @@
 """What the user's model gives for the probes, by its own public functions: the truth that everything is held to."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,22 @@ def observe(copied: Any) -> Observed:
 
 def hooks_decide(model: Any) -> bool:
     """Whether the model computes something else with its hooks than without them."""
+    return _decides(model, drop_hooks, tolerance(next(model.parameters()).dtype))
+
+
+def attributes_decide(model: Any, paths: Iterable[str]) -> bool:
+    """Whether the model computes something else with these attributes of its modules than without them."""
+
+    def delete(copied: Any) -> None:
+        for owner, _, key in (path.rpartition(".") for path in paths):
+            vars(copied.get_submodule(owner)).pop(key, None)
+
+    return _decides(model, delete, 0.0)
+
+
+def _decides(model: Any, undo: Callable[[Any], None], allowed: float) -> bool:
+    """Whether a copy of the model computes something else than it does after `undo`."""
     copied, _ = share(model)
-    hooked, _ = probed(copied)
-    drop_hooks(copied)
-    return not hooked.distance(probed(copied)[0]) <= tolerance(next(model.parameters()).dtype)
+    probes, _ = probed(copied)
+    undo(copied)
+    return not probes.distance(probed(copied)[0]) <= allowed

@@ -8,9 +8,10 @@ compared as plain data, since much of what changes decides nothing: a default th
 """
 
 import copy
+import operator
 import types
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rag_explain._torch import PARTS, forward_hooks, parts, written
-from rag_explain.encoder.identity import Facts, differing, facts, is_data, places, plain, tensors
-from rag_explain.encoder.probing import hooks_decide
+from rag_explain.encoder.identity import Facts, differing, facts, is_data, is_unread, places, plain, tensors
+from rag_explain.encoder.probing import attributes_decide, hooks_decide
 from rag_explain.errors import ModelChanged
 
 _MISSING = object()
@@ -33,50 +34,49 @@ _MODEL_SETTINGS = (
 )
 
 
-class Watch:
-    """Looks whether a model is still the one that a working copy was made of. Keeps no model alive.
+class Glance:
+    """What stands where in a model, compared with what stood there when it was last looked at. Keeps no model alive.
 
-    Attributes:
-        facts: what decides an embedding, as `identity.facts` tells it, but for what changes with every encoding.
-
-    Args:
-        model: the user's own.
-        is_shared: whether the copy has the model's own tensors, so that writes in place are seen by both.
-        fleeting: the paths of facts that change whenever the model encodes, and so decide nothing.
-        adopt: puts a tensor into the copy in place of another one.
+    It tells that something moved, and not whether that matters.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        is_shared: bool,
-        fleeting: frozenset[str],
-        adopt: Callable[[Tensor, Tensor], None] = lambda old, new: None,
-    ) -> None:
-        self._model, self._is_shared, self._fleeting, self._adopt = weakref.ref(model), is_shared, fleeting, adopt
-        self._unseen = 0  # writes that torch did not count
-        self._sampled: NDArray[Any] = np.empty(0)
+    def __init__(self, model: Any, fleeting: frozenset[str] = frozenset()) -> None:
+        self._model = weakref.ref(model)
+        self.fleeting = fleeting  # the paths of what changes whenever the model encodes, and so decides nothing
+        self.writes = self.moves = 0  # how often weights were seen to be written to, and anything else to have moved
         self._look(model)
 
-    def state(self) -> Hashable:
-        """Something that changes when weights are written in place; raises `ModelChanged` for any other change."""
-        is_written = written(self._tensors) != self._written
-        if is_written and not self._is_shared:
-            raise ModelChanged.because("its weights were written to, and this Explainer computes on another device")
-        is_unseen = not is_written and not np.array_equal(self._sample(), self._sampled)
-        self._unseen += is_unseen
-        model = self._model()
+    @property
+    def model(self) -> Any:
+        """The user's own; None where it is gone."""
+        return self._model()
+
+    def state(self) -> tuple[int, int]:
+        """How often it was written to, and how often anything else moved: equal as long as nothing did."""
+        is_written = written(self._tensors) != self._written or not np.array_equal(self._sample(), self._sampled)
+        self.writes += is_written
+        model = self.model
         if model is not None and self._has_moved(model):
             self._settle(model)
-        elif is_written or is_unseen:
+        elif is_written:
             self._sample_from(self._tensors)
-        return self._unseen, *map(tuple, self._written)
+        return self.writes, self.moves
+
+    def leave_out(self, fleeting: frozenset[str]) -> None:
+        """From now on these paths are not looked at."""
+        if self.model is not None and not fleeting <= self.fleeting:
+            self.state()
+            self.fleeting |= fleeting
+            self._look(self.model)
+
+    def _settle(self, model: Any) -> None:
+        """Something has moved: remember it as it is now."""
+        self.moves += 1
+        self._look(model)
 
     def _look(self, model: Any) -> None:
         """Remember everything as it is now."""
-        self.facts = self._facts(model)
-        every = [(own, key, own[key]) for path, own, key in places(model) if path not in self._fleeting]
+        every = [(own, key, own[key]) for path, own, key in places(model) if path not in self.fleeting]
         # Not by its dictionary: the model's own refers to the model, which must not be kept alive.
         self._top = {key: plain(value) for own, key, value in every if own is model.__dict__}
         self._top_size = len(model.__dict__)
@@ -87,57 +87,37 @@ class Watch:
         self._same += [(own, key, value) for own in inside for key, value in own.items()]
         others = [module for module in model.modules() if module is not model]
         self._same += [(module.__dict__, name, module.__dict__[name]) for module in others for name in PARTS]
-        self._top_parts = parts(model)
+        self._same_columns = tuple(zip(*self._same, strict=True)) or ((), (), ())
+        self._modules, self._classes = others, list(map(type, others))
+        self._top_parts, self._top_class = parts(model), type(model)
         lasting = [one for one in kept if _is_mutable(one[2])]
         self._equal = [(own, key, copy.deepcopy(value)) for own, key, value in lasting if is_data(value)]
         self._alike = [(own, key, plain(value)) for own, key, value in lasting if not is_data(value)]
         hooks = [own for module in model.modules() for own in forward_hooks(module)]
         self._hooks = [(own, list(own.values())) for own in hooks]
-        sized: list[dict[Any, Any]] = [*(module.__dict__ for module in others), *inside, *hooks]
-        self._sizes = [(own, len(own)) for own in sized]
-        self._tokenizer = model[0].tokenizer
+        self._sized: list[dict[Any, Any]] = [*(module.__dict__ for module in others), *inside, *hooks]
+        self._sizes = list(map(len, self._sized))
+        self._tokenizer = getattr(model[0], "tokenizer", None)
         self._splitting = _splitting(self._tokenizer)
-        self._tensors = tensors(model, self._fleeting)
+        self._tensors = tensors(model, self.fleeting)
         self._sample_from(self._tensors)
 
     def _has_moved(self, model: Any) -> bool:
-        for own, key, value in self._same:  # a thousand of them: nothing else is in this loop
-            if own.get(key, _MISSING) is not value:
-                return True
+        # A thousand of each: without a loop of Python's own.
+        owners, keys, values = self._same_columns
         return (
-            any(len(own) != size for own, size in self._sizes)
+            not all(map(operator.is_, map(dict.get, owners, keys), values))
+            or list(map(len, self._sized)) != self._sizes
+            or list(map(type, self._modules)) != self._classes
             or len(model.__dict__) != self._top_size
+            or type(model) is not self._top_class
             or any(now is not before for now, before in zip(parts(model), self._top_parts, strict=True))
             or any(plain(model.__dict__.get(key, _MISSING)) != value for key, value in self._top.items())
             or any(own.get(key, _MISSING) != value for own, key, value in self._equal)
             or any(plain(own.get(key, _MISSING)) != value for own, key, value in self._alike)
+            or any(list(own.values()) != hooks for own, hooks in self._hooks if hooks)
             or _splitting(self._tokenizer) != self._splitting
         )
-
-    def _settle(self, model: Any) -> None:
-        """Something was touched: refuse the model if that can matter, else remember it as it is now."""
-        now = self._facts(model)
-        for path in sorted(differing(now, self.facts)):
-            raise ModelChanged.because(
-                f"{path.strip('.:')}: {_short(self.facts.get(path))}, now {_short(now.get(path))}"
-            )
-        for own, key, value in self._same:
-            if own.get(key) is not value and _is_opaque(value):
-                raise ModelChanged.because(f"{key} is another object")
-        fresh = tensors(model, self._fleeting)
-        moved = [(old, new) for old, new in zip(self._tensors, fresh, strict=False) if old is not new]
-        # A buffer that was moved to another device is a new tensor, with the same values: the copy takes it over.
-        is_same = all(not isinstance(new, nn.Parameter) and torch.equal(old.cpu(), new.cpu()) for old, new in moved)
-        if len(fresh) != len(self._tensors) or not is_same or (moved and not self._is_shared):
-            raise ModelChanged.because("one of its weights was replaced by another tensor")
-        for old, new in moved:
-            self._adopt(old, new)
-        if any(list(own.values()) != hooks for own, hooks in self._hooks) and hooks_decide(model):
-            raise ModelChanged.because("a hook changes what it computes")
-        self._look(model)
-
-    def _facts(self, model: Any) -> Facts:
-        return {path: value for path, value in facts(model).items() if path not in self._fleeting}
 
     def _sample_from(self, weights: list[Tensor]) -> None:
         self._written = written(weights)
@@ -153,6 +133,72 @@ class Watch:
         return np.concatenate(self._views) if self._views else np.empty(0)
 
 
+class Watch(Glance):
+    """Looks whether a model is still the one that a working copy was made of.
+
+    Attributes:
+        facts: what decides an embedding, as `identity.facts` tells it, but for what changes with every encoding.
+
+    Args:
+        model: the user's own.
+        is_shared: whether the copy has the model's own tensors, so that writes in place are seen by both.
+        adopt: puts a tensor into the copy in place of another one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        fleeting: frozenset[str] = frozenset(),
+        *,
+        is_shared: bool,
+        adopt: Callable[[Tensor, Tensor], None] = lambda old, new: None,
+    ) -> None:
+        self._is_shared, self._adopt = is_shared, adopt
+        super().__init__(model, fleeting)
+
+    def state(self) -> tuple[int, int]:
+        """Something that changes when weights are written in place; raises `ModelChanged` for any other change."""
+        writes = self.writes
+        found = super().state()
+        if found[0] != writes and not self._is_shared:
+            self.writes = writes
+            self._written = ([], [])  # so that the next look sees it too
+            raise ModelChanged.because("its weights were written to, and this Explainer computes on another device")
+        return found
+
+    def _look(self, model: Any) -> None:
+        self.facts = self._facts(model)
+        super()._look(model)
+
+    def _settle(self, model: Any) -> None:
+        """Something was touched: refuse the model if that can matter, else remember it as it is now."""
+        now = self._facts(model)
+        changed = differing(now, self.facts)
+        unread = {path for path in changed if is_unread(model, path)}
+        for path in sorted(changed - unread) or (sorted(unread) if unread and attributes_decide(model, unread) else ()):
+            raise ModelChanged.because(
+                f"{path.strip('.:')}: {_short(self.facts.get(path))}, now {_short(now.get(path))}"
+            )
+        for own, key, value in self._same:
+            if own.get(key) is not value and _is_opaque(value) and not _is_tokenizer(own.get(key)):
+                raise ModelChanged.because(f"{key} is another object")
+        fresh = tensors(model, self.fleeting)
+        moved = [(old, new) for old, new in zip(self._tensors, fresh, strict=False) if old is not new]
+        # A buffer moved to another device or precision is a new tensor with the same values: the copy takes it over.
+        is_same = all(not isinstance(new, nn.Parameter) and _holds(new, old) for old, new in moved)
+        if len(fresh) != len(self._tensors) or not is_same or (moved and not self._is_shared):
+            raise ModelChanged.because("one of its weights was replaced by another tensor")
+        for old, new in moved:
+            self._adopt(old, new)
+        self.writes += bool(moved)
+        if any(list(own.values()) != hooks for own, hooks in self._hooks) and hooks_decide(model):
+            raise ModelChanged.because("a hook changes what it computes")
+        self._look(model)
+
+    def _facts(self, model: Any) -> Facts:
+        return {path: value for path, value in facts(model).items() if path not in self.fleeting}
+
+
 def _is_mutable(value: Any) -> bool:
     """Whether a value can change and stay the same object: it is compared with a copy, or by its facts."""
     if isinstance(value, types.FunctionType):
@@ -165,6 +211,16 @@ def _is_opaque(value: Any) -> bool:
     return not isinstance(value, Tensor | nn.Module | dict | type) and not callable(value) and not is_data(value)
 
 
+def _is_tokenizer(value: Any) -> bool:
+    """Whether the facts tell how a value splits texts: another one that does the same is as good."""
+    return hasattr(value, "backend_tokenizer")
+
+
+def _holds(new: Tensor, old: Tensor) -> bool:
+    """Whether a tensor has the values of another one, in its own precision."""
+    return new.shape == old.shape and torch.equal(old.cpu().to(new.dtype), new.cpu())
+
+
 def _bits(tensor: Tensor) -> NDArray[Any] | None:
     """(elements,) as whole numbers, where they can be read without a copy, else None."""
     if tensor.device.type != "cpu" or not tensor.numel() or not tensor.is_contiguous():
@@ -174,7 +230,9 @@ def _bits(tensor: Tensor) -> NDArray[Any] | None:
 
 def _splitting(tokenizer: Any) -> tuple[Any, ...]:
     """How the tokenizer splits texts, as far as that can be read at once: of its vocabulary only the size."""
-    backend = tokenizer.backend_tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # such a model is refused
+        return (id(tokenizer),)
     steps = (backend.normalizer, backend.pre_tokenizer, backend.post_processor)
     states = [None if step is None else step.__getstate__() for step in steps]
     settings = [getattr(backend.model, name, None) for name in _MODEL_SETTINGS]

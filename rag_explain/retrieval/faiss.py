@@ -21,9 +21,10 @@ from rag_explain.probes import Probes
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
-from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, RetrievedDocument
+from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
 from rag_explain.retrieval.engines import FaissEngine
 from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
+from rag_explain.retrieval.search import RetrievedDocument
 from rag_explain.texts.passage import Passage, check_id
 
 faiss = import_extra("faiss", "faiss-cpu", "faiss")
@@ -71,10 +72,8 @@ class FaissRetriever(ProcessBound):
         explainer.scorer.embed([], "query")  # refused in words by a scorer that has no vector per text
         self.index, self.explainer, self.normalize = index, explainer, normalize
         self._documents, self._ids, self._metadata = documents, ids, metadata
-        tolerance = FaissEngine(index).tolerance
-        self._hit_explainer = HitExplainer(
-            explainer, explain=explain, top=top, time_limit=time_limit, tolerance=tolerance
-        )
+        engine = partial(FaissEngine, index)  # without rows: the documents' ids are the user's own
+        self._hit_explainer = HitExplainer(explainer, explain=explain, top=top, time_limit=time_limit, engine=engine)
 
     @classmethod
     def from_texts(

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _DEPTH = 4  # the holder itself, what it keeps, and two steps further
+_SMALL = 32  # entries of a list or dictionary that are looked at one by one; larger ones are no settings
 _PLAIN = (type, ModuleType, str, bytes, int, float, list, tuple, dict, set)
 
 
@@ -40,6 +41,33 @@ def with_model(holder: object, model: object, other: object) -> Any:
     """
     replaced = (_replaced(holder, model, other, depth) for depth in range(1, _DEPTH + 1))
     return next((one for one in replaced if one is not None), None)
+
+
+def holder_state(holder: object, model: object) -> list[Any]:
+    """What an object, and what it holds on the way to its model, consist of: two of the same state are equal.
+
+    Plain data counts by its value, anything else by which object it is.
+    """
+    state: list[Any] = []
+    level = [holder]
+    for _ in range(_DEPTH):
+        if any(one is model for one in level):
+            break
+        kept = [(type(one), attributes(one)) for one in level]
+        state += [(kind, {name: fixed(value) for name, value in own.items()}) for kind, own in kept if own]
+        level = [value for _, own in kept for value in own.values()]
+    return state
+
+
+def fixed(value: object) -> object:
+    """Something that equals itself as long as the value is the same: a copy of small data, or which object it is."""
+    if isinstance(value, (str, bytes, int, float, type(None))):
+        return value
+    if isinstance(value, dict) and len(value) <= _SMALL:
+        return {name: fixed(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)) and len(value) <= _SMALL:
+        return [fixed(one) for one in value]
+    return id(value), value  # kept, so that no other object gets its id
 
 
 def attributes(holder: object) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rag_explain.errors import FormatError, InvalidInput, in_words
 from rag_explain.results.serialization import to_json, to_plain
-from rag_explain.retrieval.adapter import RetrievedDocument
+from rag_explain.retrieval.search import RetrievedDocument
 from rag_explain.texts.passage import Passage
 
 _FORMAT, _VERSION = "rag_explain.faiss", 2

@@ -1,8 +1,8 @@
 """Wrappers that use one model object in one way share one Explainer: one check when it is made, one cache of factors.
 
-The registry below keeps nothing alive. An Explainer holds its model, so an entry that held the Explainer would hold its
-own key for ever. Both ends are therefore weak: a shared Explainer lives as long as a wrapper, or a hit that is still
-pending, holds it. To keep one for longer, make it yourself and give it to every wrapper.
+The registries below keep nothing alive. An entry that held an Explainer, which shares its model's modules, could hold
+its own key for ever. Both ends are therefore weak: a shared Explainer lives as long as a wrapper, or a pending hit,
+holds it. To keep one for longer, make it yourself and give it to every wrapper.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rag_explain.retrieval.usage import Usage, model_as_used
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
+    from rag_explain.encoder.watch import Glance
     from rag_explain.explainer import Explainer
 
 ExplainerSource: TypeAlias = (
@@ -26,9 +27,8 @@ ExplainerSource: TypeAlias = (
 )
 
 _shared: WeakKeyDictionary[object, dict[Usage | None, ReferenceType[Explainer]]] = WeakKeyDictionary()
-# An Explainer notices changes of the model that it was made from, which it does not itself keep alive.
-_copies: WeakKeyDictionary[Explainer, SentenceTransformer] = WeakKeyDictionary()
-_lock = threading.Lock()
+_glances: WeakKeyDictionary[object, Glance] = WeakKeyDictionary()
+_lock, _glancing = threading.Lock(), threading.Lock()  # an Explainer takes long to make, and a search must not wait
 
 
 def explainer_of(source: ExplainerSource, usage: Usage | None = None) -> Explainer:
@@ -52,12 +52,27 @@ def explainer_of(source: ExplainerSource, usage: Usage | None = None) -> Explain
                 used: Any = source if usage is None else model_as_used(cast("SentenceTransformer", source), usage)
                 explainer = Explainer(used)  # a Module of another kind is refused there
                 known[usage] = ref(explainer)
-                if used is not source:
-                    _copies[explainer] = used
+                if explainer.scorer.watch is not None:
+                    glance(source, explainer.scorer.watch.fleeting)
             return explainer
     if callable(source):
         return source()
     raise InvalidInput(f"explainer must be an Explainer or a model to make one from, not {type(source).__name__}")
+
+
+def glance(model: object, fleeting: frozenset[str] = frozenset()) -> tuple[int, int]:
+    """How often this model was seen to be written to, and to be changed otherwise, by all glances so far.
+
+    A fraction of a millisecond, but for the first: two that are equal say that nothing happened between them.
+    `fleeting` are paths that decide nothing.
+    """
+    from rag_explain.encoder.watch import Glance
+
+    with _glancing:
+        if model not in _glances:
+            _glances[model] = Glance(model)
+        _glances[model].leave_out(fleeting)
+        return _glances[model].state()
 
 
 def has_changed(explainer: Explainer) -> bool:

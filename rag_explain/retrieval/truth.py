@@ -7,9 +7,12 @@ score, each with this encoder's. No reason switches another one off.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +24,19 @@ from rag_explain.results.notices import (
     MISMATCH,
     OTHER_RANKING,
     OTHER_SCORE,
+    STAND_INS,
     UNCHECKED,
     Notice,
     stand_in_reason,
 )
-from rag_explain.retrieval.engines import TOLERANCE
-from rag_explain.retrieval.usage import Embedder, Usage
+from rag_explain.retrieval.engines import TOLERANCE, coded
+from rag_explain.retrieval.search import Moment, RetrievedDocument
+from rag_explain.retrieval.usage import Embedder
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
+
+logger = logging.getLogger("rag_explain.retrieval")
 
 Vector = NDArray[np.float64]
 
@@ -39,6 +46,11 @@ _UNIT = 1e-3
 _SCALE_FREE = ("cosine", "cosine distance")
 _CAUSE = "the index was probably built with another model, another prompt or header, or rescaled vectors"
 _PROMPTS = 'prompts={"query": ..., "document": ...}'
+_CHANGED = Notice(
+    MISMATCH, "the model was changed between the search and this explanation, which is of the model as it is now"
+)
+_OTHER_USAGE = "{} was changed after the search: how it embedded the query then cannot be compared any more"
+_UNASKED = "{} embeds elsewhere, where asking may cost money: that it embeds queries as this encoder does is not known"
 _NOTHING = Notice(
     UNCHECKED,
     "this store tells neither scores nor vectors that can be compared: that its index was built with this encoder "
@@ -53,7 +65,7 @@ class Stored:
 
     metric: Metric
     vector: Vector
-    own: Vector
+    own: Vector  # as the engine would keep it
 
     def difference(self, measure: str, tolerance: float) -> str | None:
         """How the vector differs from this encoder's, or None when it is the same."""
@@ -75,6 +87,17 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What comparing showed of one document."""
+
+    stored: Stored | None = None  # what the engine keeps
+    loss: float = 0.0  # what its coding takes away from the vector, as a share of its length
+    scale: float = 1.0  # the product of the vectors' lengths: what an inner product can be at most, and rounds by
+    asked: Sequence[Notice] = ()  # what asking the framework's embedding object showed
+    unasked: str | None = None  # why it was not asked
+
+
+@dataclass(frozen=True)
 class Scoring:
     """How a search scored its documents, as far as that is known."""
 
@@ -82,49 +105,129 @@ class Scoring:
     reasons: Sequence[str]  # why the scores are not the encoder's similarity alone: reranked, mixed, diversified
     tolerance: float  # how far a score may be from the encoder's similarity before the two are said to differ
 
-    def notices(
-        self,
-        explanation: Explanation,
-        score: float | None,
-        asked: Sequence[Notice] = (),
-        stored: Stored | None = None,
-    ) -> tuple[Notice, ...]:
-        """What the explanation of a document with this score must say, beside what it says already.
-
-        `asked` is what asking the framework's embedding object showed, `stored` what the engine keeps.
-        """
-        found = [*(Notice(OTHER_RANKING, reason) for reason in self.reasons), *asked]
+    def notices(self, explanation: Explanation, score: float | None, seen: Seen) -> tuple[Notice, ...]:
+        """What the explanation of a document with this score must say, beside what it says already."""
+        found = [*(Notice(OTHER_RANKING, reason) for reason in self.reasons), *seen.asked]
         if any(notice.code == OTHER_SCORE for notice in explanation.notices):
             return tuple(found)  # a score other than the model's similarity cannot be compared
         claimed, other_ranking = self.metric.similarity(score), None
-        if stored is not None:
-            difference = stored.difference(explanation.measure, self.tolerance)
-            other_ranking = stored.other_ranking(explanation.measure) if difference is None else None
+        if seen.stored is not None:
+            difference = seen.stored.difference(explanation.measure, self.tolerance)
+            other_ranking = seen.stored.other_ranking(explanation.measure) if difference is None else None
             found += [Notice(MISMATCH, difference)] if difference else []
             found += [Notice(OTHER_RANKING, other_ranking)] if other_ranking else []
+        if claimed is None and seen.unasked is not None:
+            is_kept = seen.stored is not None and not found
+            found.append(Notice(UNCHECKED, seen.unasked, "note") if is_kept else Notice(OTHER_RANKING, seen.unasked))
         is_known = stand_in_reason((*explanation.notices, *found)) is not None
-        if claimed is not None and other_ranking is None and not _agree(claimed, explanation.score, self.tolerance):
-            text = f"the index's score implies a similarity of {claimed:.4f}, but this encoder computes "
+        allowed = (self.tolerance + seen.loss) * seen.scale
+        if claimed is not None and other_ranking is None and not abs(claimed - explanation.score) <= allowed:
+            shown = ".4f" if seen.scale == 1.0 else ".4g"
+            text = f"the index's score implies a similarity of {claimed:{shown}}, but this encoder computes "
             # The cause is guessed only where none is known.
-            found.append(Notice(MISMATCH, f"{text}{explanation.score:.4f}" + ("" if is_known else f": {_CAUSE}")))
-        elif claimed is None and stored is None and not is_known:
+            found.append(Notice(MISMATCH, f"{text}{explanation.score:{shown}}" + ("" if is_known else f": {_CAUSE}")))
+        elif claimed is None and seen.stored is None and not is_known:
             found.append(_NOTHING)
         return tuple(found)
 
 
-def asked_notices(
-    explainer: Explainer, embedder: Embedder, usage: Usage | None, query: str, *, is_followed: bool
-) -> list[Notice]:
-    """What the query's vector from the framework's own object shows, beside this encoder's; nothing when they agree.
+class Checks:
+    """Compares what is explained with what was searched, for one retriever. Safe to use from several threads."""
 
-    `is_followed` says that the explainer was made to embed by this usage.
-    """
+    def __init__(self) -> None:
+        self._asked: tuple[object, list[Notice]] | None = None
+        self._asked_last: object = None  # the moment and the query that it was asked for
+        self._asking = threading.Lock()
+        self._has_warned = False
+
+    def checked(
+        self,
+        explainer: Explainer,
+        moment: Moment,
+        query: str,
+        scoring: Scoring,
+        found: Sequence[tuple[RetrievedDocument, Explanation]],
+    ) -> list[Explanation]:
+        """The explanations, which say so where they are not of what the retriever scored. The log says it once."""
+        scoring = replace(scoring, tolerance=max(scoring.tolerance, rounding(explainer)))
+        is_scored = any(scoring.metric.similarity(document.score) is not None for document, _ in found)
+        is_other = moment.has_changed_model(explainer)
+        embedder = moment.search.embedder
+        is_here = embedder is None or moment.model is not None
+        unasked = None if embedder is None or is_here else _UNASKED.format(embedder.name)
+        asked = [_CHANGED] if is_other else self._asked_notices(explainer, moment, query, is_scored) if is_here else []
+        compared, checked = _compared(explainer, moment, query, [document for document, _ in found], is_scored), []
+        for (document, explanation), one in zip(found, compared, strict=True):
+            notices = scoring.notices(explanation, document.score, replace(one, asked=asked, unasked=unasked))
+            reasons = [one for one in (*explanation.notices, *notices) if one.code in STAND_INS]
+            if reasons and {one.code for one in reasons} == {MISMATCH} and not self._has_warned:
+                self._has_warned = True
+                logger.warning("document %r: %s; its explanation is of the encoder only", document.id, reasons[0].text)
+            checked.append(explanation.with_notices(*notices))
+        return checked
+
+    def _asked_notices(self, explainer: Explainer, moment: Moment, query: str, is_scored: bool) -> list[Notice]:
+        """What the framework's embedding object shows: asked for each query that is looked at.
+
+        Where scores tell the same, and the explainer was made to embed as the object does, once is enough. One that
+        was changed since the search would tell of another search.
+        """
+        embedder, asked_for = moment.search.embedder, (ref(explainer), moment.usage, query)
+        if embedder is None:
+            return []
+        with self._asking:
+            if moment.has_changed_usage():
+                text = _OTHER_USAGE.format(embedder.name)
+                return [Notice(UNCHECKED, text, "note") if moment.is_followed else Notice(OTHER_RANKING, text)]
+            if self._asked_last != asked_for:
+                key = ref(explainer), moment.usage, None if moment.is_followed and is_scored else query
+                if self._asked is None or self._asked[0] != key:
+                    self._asked = key, _vector_notices(explainer, embedder, moment, query)
+                self._asked_last = asked_for
+            assert self._asked is not None
+            return self._asked[1]
+
+
+def _compared(
+    explainer: Explainer, moment: Moment, query: str, found: Sequence[RetrievedDocument], is_scored: bool
+) -> list[Seen]:
+    """What the engine keeps for each document, and how far its scores may be off: one call for all."""
+    nothing, engine = [Seen()] * len(found), moment.search.engine
+    try:
+        ids = [document.id for document in found if document.id is not None]
+        kept = {} if engine is None or not ids else engine.vectors(ids)
+        by_length = explainer.scorer.measure == "dot"
+        loses = engine is not None and engine.tolerance > TOLERANCE
+        if not kept and not (is_scored and (by_length or loses)):
+            return nothing
+        own = explainer.document_vectors([document.text or "" for document in found]).astype(np.float64)
+        as_kept = own if engine is None else coded(engine, own)
+        length = float(np.linalg.norm(explainer.query_vector(query))) if by_length and is_scored else 1.0
+        seen = []
+        for index, document in enumerate(found):
+            scale = length * float(np.linalg.norm(own[index])) if by_length and is_scored else 1.0
+            if as_kept is None or engine is None:
+                seen.append(Seen(loss=0.0 if engine is None else engine.tolerance, scale=scale))
+                continue
+            like = np.asarray(as_kept[index], np.float64)
+            loss = min(_distance(own[index], like, by_length=by_length), engine.tolerance) if loses else 0.0
+            vector = kept.get(document.id or "")
+            stored = None if vector is None else Stored(engine.metric, np.asarray(vector, np.float64), like)
+            seen.append(Seen(stored=stored, loss=loss, scale=scale))
+        return seen
+    except Exception as error:
+        logger.debug("the engine's vectors cannot be compared: %s: %s", type(error).__name__, error)
+        return nothing
+
+
+def _vector_notices(explainer: Explainer, embedder: Embedder, moment: Moment, query: str) -> list[Notice]:
+    """What the query's vector from the framework's own object shows, beside this encoder's; nothing when they agree."""
+    is_followed, usage = moment.is_followed, moment.usage
     try:
         theirs = embedder.vector(query)
     except Exception as error:
         text = f"{embedder.name} could not be compared with this encoder ({type(error).__name__}: {error})"
-        # An object that holds a model is likely to use it; any other is not known to be this encoder.
-        return [Notice(UNCHECKED, text, "note") if embedder.model is not None else Notice(OTHER_RANKING, text)]
+        return [Notice(UNCHECKED, text, "note")]  # an object that holds a model is likely to use it
     try:
         own = explainer.query_vector(query).astype(np.float64)
     except InvalidInput as error:
@@ -168,11 +271,6 @@ def retriever_reason(declared: str | bool | None, found_out: str | None) -> str 
     if isinstance(declared, str):
         return declared
     return None if declared is False else found_out
-
-
-def _agree(score: float, own: float, tolerance: float) -> bool:
-    """Inner products grow with the vectors, and their rounding with them."""
-    return abs(score - own) <= tolerance * max(1.0, abs(own))
 
 
 def _distance(own: Vector, other: Vector, *, by_length: bool) -> float:

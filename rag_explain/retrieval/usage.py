@@ -12,14 +12,15 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.retrieval.holders import held_model, with_model
+from rag_explain.retrieval.holders import fixed, held_model, holder_state, with_model
 from rag_explain.texts.tokens import Role
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ logger = logging.getLogger("rag_explain.retrieval")
 _PROBE = "Why was this\nshort text found?"
 # Arguments of `encode` that change no number, and the values of others under which it returns embeddings as they are.
 _HARMLESS = {"batch_size", "show_progress_bar", "convert_to_numpy", "convert_to_tensor", "device", "pool", "chunk_size"}
+_DECIDING = ("prompts", "default_prompt_name", "truncate_dim", "_similarity_fn_name")
 _PLAIN = {"precision": (None, "float32"), "output_value": ("sentence_embedding",)}
 
 
@@ -72,6 +74,7 @@ class Embedder:
 
     holder: object
     calls: Mapping[Role, Callable[[Any, str], Any]]
+    _seen: list[tuple[Any, Usage | None]] = field(default_factory=list, init=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -87,10 +90,23 @@ class Embedder:
         return np.asarray(self.calls["query"](self.holder, query), np.float64)
 
     def usage(self) -> Usage | None:
-        """How it uses its model, as of now; None where it has none, or does what cannot be told in these words."""
+        """How it uses its model, as of now; None where it has none, or does what cannot be told in these words.
+
+        Seen anew only where an attribute on the way to the model, or a setting of the model, is another one.
+        """
         model = self.model
         if model is None:
             return None
+        own = {name: value for name, value in vars(model).items() if name in _DECIDING or callable(value)}
+        state = type(model), fixed(own), model.max_seq_length, holder_state(self.holder, model)
+        seen = self._seen[:1]
+        if not seen or seen[0][0] != state:
+            # What stands in the place of the model's own `encode` may do anything, elsewhere too.
+            seen = [(state, None if "encode" in own else self._used(model))]
+            self._seen[:] = seen
+        return seen[0][1]
+
+    def _used(self, model: SentenceTransformer) -> Usage | None:
         spy: Any = _as(_Spy, model)
         query, document = self._reading("query", model, spy), self._reading("document", model, spy)
         if query is None or document is None or query.truncate_dim != document.truncate_dim:
@@ -112,11 +128,18 @@ class Embedder:
         return None
 
 
+def has_model(embedder: Embedder | None) -> TypeGuard[Embedder]:
+    """Whether there is an embedding object whose model is here."""
+    return embedder is not None and embedder.model is not None
+
+
 def model_as_used(model: SentenceTransformer, usage: Usage) -> SentenceTransformer:
     """A model whose `encode_query` and `encode_document` embed as the framework does; all modules are shared."""
     used: Any = _as(_AsUsed, model)
     used.used = {"query": usage.query, "document": usage.document}
     used.prompts = {role: reading.prompt + reading.prefix for role, reading in used.used.items()}
+    used.tasks = {role: reading.task for role, reading in used.used.items()}
+    used.made_from = ref(model)
     used.default_prompt_name = None
     used.truncate_dim = usage.query.truncate_dim
     used.similarity_fn_name = usage.similarity

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rag_explain.encoder.model import Encoder
+    from rag_explain.encoder.watch import Watch
 
 
 class Scorer(ABC):
@@ -56,6 +57,11 @@ class Scorer(ABC):
     def own_probes(self) -> Probes:
         """The same by the model's own public functions, as it was loaded."""
         return self.probes
+
+    @property
+    def watch(self) -> Watch | None:
+        """What looks whether the user's model has changed; None where there is no torch model."""
+        return None
 
     @abstractmethod
     def read(self, passages: Sequence[Passage], role: Role) -> Batch:
@@ -128,6 +134,10 @@ class EncoderScorer(Scorer):
     @property
     def own_probes(self) -> Probes:
         return self._encoder.observed.probes
+
+    @property
+    def watch(self) -> Watch:
+        return self._encoder.watch
 
     def _probed(self, fingerprint: str) -> Probes:
         """In the order of `own_probes`. The fingerprint is there for the cache."""

@@ -13,6 +13,7 @@ import pytest
 
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.retrieval import TOLERANCE, engine_of
+from rag_explain.retrieval.engines import coded
 
 VECTORS = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
 IDS = ["a", "b", "c", "d", "e"]
@@ -71,16 +72,53 @@ def test_a_faiss_index_gives_its_metric_and_the_vectors_that_it_keeps(kind: str,
     assert (engine.tolerance == TOLERANCE) == is_exact
     assert engine.documents() is None
     found = engine.vectors(["7", "nowhere"])
-    if is_exact and "IDMap" not in kind:
-        np.testing.assert_array_equal(found["7"], rows[7])
-    else:
+    if "IDMap" in kind:
         assert found == {}
+    else:
+        np.testing.assert_array_equal(found["7"], coded(engine, rows)[7])
+    assert np.array_equal(coded(engine, rows), rows) == is_exact
     plain = engine_of(index)
     assert plain is not None
     assert plain.vectors(["7"]) == {}
     other = engine_of(faiss.IndexFlat(8, faiss.METRIC_L1))
     assert other is not None
     assert other.metric == UNKNOWN
+
+
+@pytest.mark.parametrize("metric", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        *[("Flat", 1e-6), ("SQfp16", 1e-3), ("IDMap2,SQfp16", 1e-3), ("SQ8", 2e-2), ("HNSW8_SQ8", 2e-2), ("PQ8x4", 1)],
+        *[("SQ4,RFlat", 1e-6), ("SQ4,Refine(SQfp16)", 1e-3), ("RR8,Flat", 1e-5), ("RR8,SQfp16", 1e-3)],
+        *[("IVF2,Flat", 1e-6), ("IVF2,SQ8", 2e-2), ("L2norm,Flat", 1e-6), ("Pad16,Flat", 1e-6), ("NSG8,Flat", 1e-6)],
+    ],
+)
+def test_what_an_index_loses_of_a_vector_bounds_what_its_scores_are_off_by(kind: str, most: float, metric: int) -> None:
+    faiss = pytest.importorskip("faiss")
+    rows = np.random.default_rng(1).normal(size=(700, 8)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    index = faiss.index_factory(8, kind, metric)
+    index.train(rows)
+    index.add_with_ids(rows, np.arange(len(rows))) if "IDMap" in kind else index.add(rows)
+    engine = engine_of(index)
+    assert engine is not None
+    loss = np.linalg.norm(coded(engine, rows) - rows, axis=1)
+    scores, found = index.search(rows[:5] + 0, 20)
+    claimed = np.vectorize(engine.metric.similarity)(scores)
+    own = np.einsum("qe,qde->qd", rows[:5], rows[found])
+    is_found = found >= 0
+    assert (np.abs(claimed - own) <= loss[found] + 1e-5)[is_found].all()
+    assert loss.max() <= most
+
+
+def test_an_index_that_does_not_say_what_it_loses_has_a_tolerance_of_its_own() -> None:
+    faiss = pytest.importorskip("faiss")
+    shards = faiss.IndexShards(8)
+    engine = engine_of(shards)
+    assert engine is not None
+    assert coded(engine, VECTORS) is None
+    assert engine.tolerance > TOLERANCE
 
 
 def test_other_handles_are_no_engine_and_no_property_is_called_to_find_one() -> None:

@@ -8,6 +8,7 @@ answer. Runs are told apart by their ids, never by time or thread, so any number
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +19,10 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
+from langchain_core.retrievers import BaseRetriever
 
 from langchain_rag_explain.documents import carried, get_explanation, reranked_score
+from langchain_rag_explain.stores import stage_name
 from rag_explain.log import ExplanationLog
 from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun
 from rag_explain.results.deferred import Deferred
@@ -27,6 +30,7 @@ from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
 from rag_explain.retrieval import UNNAMED, StagedHits
 
+_FRAMES = 20  # how far up the stack the retriever is looked for
 _QUESTIONS = ("input", "question", "query", "messages")
 _ANSWERS = ("answer", "output", "result", "text", "response", "messages")
 
@@ -126,7 +130,10 @@ class ExplanationLogHandler(BaseCallbackHandler):
             if outermost is not None:
                 answer = outermost.state
                 outer = next((run for run in outermost.around(run_id) if run in answer.retrievals), None)
-                answer.retrievals[run_id] = _Retrieval(query, answer.names[run_id], outer)
+                retriever, name = _retriever(), answer.names[run_id]
+                if type(retriever).__name__ == name:  # it was given no name of its own
+                    name = stage_name(retriever)
+                answer.retrievals[run_id] = _Retrieval(query, name, outer)
                 answer.staged.enter(run_id)
 
     def on_retriever_end(
@@ -201,6 +208,18 @@ class ExplanationLogHandler(BaseCallbackHandler):
                 hits=_hits(answer),
                 metadata=metadata,
             )
+
+
+def _retriever() -> BaseRetriever | None:
+    """The retriever that is being asked: LangChain tells a handler no more than its name."""
+    frame = inspect.currentframe()
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        if isinstance(owner := frame.f_locals.get("self"), BaseRetriever):
+            return owner
+        frame = frame.f_back
+    return None
 
 
 def _traced(run_id: UUID) -> AbstractContextManager[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -20,16 +19,17 @@ from pydantic import Field, PrivateAttr
 
 from langchain_rag_explain._internals import tracing_parameters
 from langchain_rag_explain.documents import ExplainedDocument, reranked_score
-from langchain_rag_explain.stores import embedder_of, engine_of_store, stored_documents
+from langchain_rag_explain.stores import embedder_of, engine_of_store, stage_name, stored_documents
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
-from rag_explain.retrieval import TOLERANCE, ExplainMode, HitExplainer, RetrievedDocument, retriever_reason
+from rag_explain.retrieval import ExplainMode, HitExplainer, RetrievedDocument, Search, has_model, retriever_reason
 
 logger = logging.getLogger("langchain_rag_explain")
 
 EVENT = "rag_explain.explanation"
+_BY_SIMILARITY = ("similarity", "similarity_score_threshold")
 _Scored = tuple[Document, float | None]
 
 
@@ -72,30 +72,29 @@ class ExplainingRetriever(BaseRetriever):
         super().__init__(**fields)
         if (self.retriever is None) == (self.vectorstore is None):
             raise InvalidInput("ExplainingRetriever takes a retriever or a vectorstore, and not both")
-        store = self._store
-        embedder = None if store is None else embedder_of(store.embeddings)
-        source = self.explainer
-        if source is None and embedder is not None and embedder.model is not None:
-            source = embedder
-        if source is None:
+        search = self._search()
+        if search.source is None:
             raise InvalidInput(
                 f"no SentenceTransformer was found in {type(self.retriever or self.vectorstore).__name__}: "
                 "pass explainer=Explainer(model) with the model that embeds its documents"
             )
+        self._hit_explainer = HitExplainer(explain=self.explain, top=self.top, time_limit=self.time_limit)
+        self._hit_explainer.prepare(search)
+
+    def _search(self) -> Search:
+        """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
+        store = self._store
+        embedder = None if store is None else embedder_of(store.embeddings)
         engine = engine_of_store(store)
         told = UNKNOWN if engine is None or self.vectorstore is None else engine.metric
         metric = told if self.metric is None else Metric.named(self.metric)
-        self._hit_explainer = HitExplainer(
-            source,
-            explain=self.explain,
-            top=self.top,
-            time_limit=self.time_limit,
+        return Search(
+            source=embedder if self.explainer is None and has_model(embedder) else self.explainer,
+            embedder=embedder,
+            engine=engine,
             metric=metric if self.retriever is None or _is_plain(self.retriever) else UNKNOWN,
             surrogate=retriever_reason(self.surrogate, _surrogate(self.retriever)),
-            tolerance=TOLERANCE if engine is None else engine.tolerance,
-            embedder=embedder,
-            engine=partial(engine_of_store, store),
-            name=_name(self.retriever or self.vectorstore),
+            name=stage_name(self.retriever or self.vectorstore),
         )
 
     @property
@@ -121,7 +120,7 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             scored = list(self.vectorstore.similarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
-        hits = self._hit_explainer.hits(query, _found(scored), explain, top=top)
+        hits = self._hit_explainer.hits(query, _found(scored), explain, top=top, search=self._search())
         if run_manager.handlers:
             try:
                 dispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
@@ -146,7 +145,7 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             scored = list(await self.vectorstore.asimilarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
-        hits = await self._hit_explainer.ahits(query, _found(scored), explain, top=top)
+        hits = await self._hit_explainer.ahits(query, _found(scored), explain, top=top, search=self._search())
         if run_manager.handlers:
             try:
                 await adispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
@@ -197,7 +196,8 @@ class ExplainingRetriever(BaseRetriever):
             if not all(isinstance(document, Document) for document in given):
                 raise InvalidInput("precompute takes a list of documents, or a vector store")
             known = [(document.id, document.page_content) for document in given]
-        return self._hit_explainer.precompute([text for _, text in known], ids=[name for name, _ in known], **options)
+        texts, ids = [text for _, text in known], [name for name, _ in known]
+        return self._hit_explainer.precompute(texts, self._search(), ids=ids, **options)
 
 
 def _found(scored: Iterable[_Scored]) -> Iterator[RetrievedDocument]:
@@ -217,18 +217,15 @@ def _event(query: str, hits: Hits) -> dict[str, Any]:
 def _surrogate(retriever: BaseRetriever | None) -> str | None:
     """Why the documents were not chosen by this encoder's similarity alone, or None when they were."""
     if retriever is not None and not _is_plain(retriever):
-        return f"the documents were chosen by {_name(retriever)}, not by this encoder's similarity alone"
-    if retriever is not None and getattr(retriever, "search_type", None) == "mmr":
+        return f"the documents were chosen by {stage_name(retriever)}, not by this encoder's similarity alone"
+    kind = getattr(retriever, "search_type", "similarity")
+    if kind == "mmr":
         return "the documents were chosen for their diversity too (MMR), not by this encoder's similarity alone"
+    if kind not in _BY_SIMILARITY:
+        return f"the documents were chosen by a search of type {kind!r}, not by this encoder's similarity alone"
     return None
 
 
 def _is_plain(retriever: BaseRetriever | None) -> bool:
     """Whether a vector store is asked as it is. A class of its own may do anything with the query and what is found."""
     return type(retriever) is VectorStoreRetriever
-
-
-def _name(found_by: object) -> str:
-    """The class of a retriever or store, with that of its compressor, which reranks or filters, where it has one."""
-    compressor = getattr(found_by, "base_compressor", None)
-    return type(found_by).__name__ + ("" if compressor is None else f" with {type(compressor).__name__}")

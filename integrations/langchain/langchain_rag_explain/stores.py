@@ -61,3 +61,10 @@ def stored_documents(store: VectorStore | None) -> Iterable[tuple[str, str]]:
     if listed is None:
         raise InvalidInput(f"{type(store).__name__} cannot list its documents: pass them to precompute")
     return listed
+
+
+def stage_name(found_by: object) -> str:
+    """The class of a retriever or store, with those of its compressors, which rerank or filter, where it has some."""
+    compressor = getattr(found_by, "base_compressor", None)
+    inside = () if compressor is None else getattr(compressor, "transformers", (compressor,))
+    return type(found_by).__name__ + (" with " if inside else "") + " and ".join(type(one).__name__ for one in inside)

@@ -3,8 +3,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import InMemoryVectorStore
+from sentence_transformers import SentenceTransformer
+
+from rag_explain.log import ExplanationLog
+from tests.support.models import CORPUS, tiny
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -19,3 +27,29 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+class LocalEmbeddings(Embeddings):
+    """What HuggingFaceEmbeddings is at heart: a SentenceTransformer in an attribute."""
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        self.client = model
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return self.client.encode_document(texts).tolist()  # type: ignore[no-any-return]
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.client.encode_query(text).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def store() -> InMemoryVectorStore:
+    store = InMemoryVectorStore(LocalEmbeddings(tiny("bert")))
+    store.add_texts(CORPUS, ids=[f"doc-{number}" for number in range(len(CORPUS))])
+    return store
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[ExplanationLog]:
+    with ExplanationLog(tmp_path / "log") as log:
+        yield log

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
@@ -29,22 +26,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from rag_explain.log import ExplanationLog, Record
 from rag_explain.log.otel import TraceExport
-from tests.support.models import CORPUS, tiny
+from tests.support.models import CORPUS
 
 WORDS = sorted({word.strip(".,;!?") for text in CORPUS for word in text.split()})
-
-
-class LocalEmbeddings(Embeddings):
-    """What HuggingFaceEmbeddings is at heart: a SentenceTransformer in an attribute."""
-
-    def __init__(self) -> None:
-        self.client = tiny("bert")
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return self.client.encode_document(texts).tolist()
-
-    def embed_query(self, text: str) -> list[float]:
-        return self.client.encode_query(text).tolist()
 
 
 class Echo(BaseChatModel):
@@ -81,16 +65,8 @@ class Around(BaseRetriever):
 
 
 @pytest.fixture(scope="module")
-def retriever() -> ExplainingRetriever:
-    store = InMemoryVectorStore(LocalEmbeddings())
-    store.add_texts(CORPUS, ids=[f"doc-{number}" for number in range(len(CORPUS))])
+def retriever(store: InMemoryVectorStore) -> ExplainingRetriever:
     return ExplainingRetriever(vectorstore=store, k=2)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[ExplanationLog]:
-    with ExplanationLog(tmp_path / "log") as log:
-        yield log
 
 
 def chain_of(retriever: Runnable[Any, Any]) -> Runnable[Any, Any]:

@@ -29,6 +29,7 @@ from langchain_rag_explain import EVENT, ExplainedDocument, ExplainingRetriever,
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
+from integrations.langchain.tests.conftest import LocalEmbeddings
 from rag_explain import Explainer
 from rag_explain.cli.demo import corpus
 from rag_explain.encoder.loading import packaged_path
@@ -38,19 +39,6 @@ from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog look at the moon?"
 TEXTS = [f"{text} ({number})" for number in range(4) for text in CORPUS]
-
-
-class LocalEmbeddings(Embeddings):
-    """What HuggingFaceEmbeddings is at heart: a SentenceTransformer in an attribute."""
-
-    def __init__(self, model: SentenceTransformer) -> None:
-        self.client = model
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return self.client.encode_document(texts).tolist()  # type: ignore[no-any-return]
-
-    def embed_query(self, text: str) -> list[float]:
-        return self.client.encode_query(text).tolist()  # type: ignore[no-any-return]
 
 
 class RemoteEmbeddings(Embeddings):

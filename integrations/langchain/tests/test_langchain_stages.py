@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from langchain_classic.retrievers.document_compressors import (
 )
 from langchain_classic.retrievers.document_compressors.cross_encoder import BaseCrossEncoder
 from langchain_core.documents import BaseDocumentCompressor, Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import FakeListLLM
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
@@ -31,24 +29,12 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_rag_explain import ExplainedDocument, ExplainingRetriever, ExplanationLogHandler
 from sentence_transformers import CrossEncoder
 
+from integrations.langchain.tests.conftest import LocalEmbeddings
 from rag_explain.log import ExplanationLog, Record
 from rag_explain.types import Hit
 from tests.support.models import CORPUS, cross_encoder_folder, tiny
 
 QUERY = "why did the dog look at the moon?"
-
-
-class LocalEmbeddings(Embeddings):
-    """What HuggingFaceEmbeddings is at heart: a SentenceTransformer in an attribute."""
-
-    def __init__(self) -> None:
-        self.client = tiny("bert")
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return self.client.encode_document(texts).tolist()
-
-    def embed_query(self, text: str) -> list[float]:
-        return self.client.encode_query(text).tolist()
 
 
 class LocalCrossEncoder(BaseCrossEncoder):
@@ -87,22 +73,9 @@ def cross_encoder() -> CrossEncoder:
     return CrossEncoder(str(cross_encoder_folder()), device="cpu")
 
 
-@pytest.fixture(scope="module")
-def store() -> InMemoryVectorStore:
-    store = InMemoryVectorStore(LocalEmbeddings())
-    store.add_texts(CORPUS, ids=[f"doc-{number}" for number in range(len(CORPUS))])
-    return store
-
-
 @pytest.fixture
 def wrapped(store) -> ExplainingRetriever:
     return ExplainingRetriever(vectorstore=store, k=4)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[ExplanationLog]:
-    with ExplanationLog(tmp_path / "log") as log:
-        yield log
 
 
 def compressed(retriever: BaseRetriever, *compressors: Any) -> ContextualCompressionRetriever:
@@ -143,14 +116,14 @@ def test_a_reranker_over_a_wrapped_retriever_is_named_and_its_order_is_logged(wr
     outer = compressed(wrapped, CrossEncoderReranker(model=LocalCrossEncoder(), top_n=3))
     documents, record = run(outer, log, is_async=is_async)
     assert [one.id for one in documents] != [one.id for one in wrapped.invoke(QUERY)][:3]
-    check_record(record, documents, store, "ContextualCompressionRetriever")
+    check_record(record, documents, store, "ContextualCompressionRetriever with CrossEncoderReranker")
     assert {hit.score for hit in record.hits} == {None}  # the reranker does not tell its scores
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])
 def test_a_score_that_the_reranker_tells_is_the_hits_score(wrapped, store, log, is_in_place):
     documents, record = run(compressed(wrapped, WritesScores(is_in_place=is_in_place)), log)
-    check_record(record, documents, store, "ContextualCompressionRetriever")
+    check_record(record, documents, store, "ContextualCompressionRetriever with WritesScores")
     told = [document.metadata["relevance_score"] for document in documents]
     assert [hit.score for hit in record.hits] == [hit.stages[-1].score for hit in record.hits] == pytest.approx(told)
     if is_in_place:
@@ -165,20 +138,22 @@ def test_what_only_leaves_documents_out_is_named_and_is_no_other_ranking(wrapped
     answers = FakeListLLM(responses=["NO", "YES", "YES", "YES"])
     documents, record = run(compressed(wrapped, LLMChainFilter.from_llm(answers)), log)
     assert len(documents) == 3
-    check_record(record, documents, store, "ContextualCompressionRetriever")
-    assert all(names(hit)[1:] == [("ContextualCompressionRetriever", "filter")] for hit in record.hits)
+    stage = "ContextualCompressionRetriever with LLMChainFilter"
+    check_record(record, documents, store, stage)
+    assert all(names(hit)[1:] == [(stage, "filter")] for hit in record.hits)
     assert all(hit.metric == "cosine" and hit.explanation.surrogate is None for hit in record.hits)
     assert [hit.score for hit in record.hits] == [hit.stages[0].score for hit in record.hits]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of langchain-community, which the filter is built from
 def test_copies_without_ids_are_known_by_their_text(wrapped, store, log):
-    documents, record = run(compressed(wrapped, EmbeddingsFilter(embeddings=LocalEmbeddings(), k=3)), log)
+    documents, record = run(compressed(wrapped, EmbeddingsFilter(embeddings=LocalEmbeddings(tiny("bert")), k=3)), log)
     assert not any(isinstance(document, ExplainedDocument) for document in documents)
     assert [hit.text for hit in record.hits] == [document.page_content for document in documents]
     assert record.explained == 3
     for hit in record.hits:  # nothing moved, but the filter was there
-        assert names(hit) == [("InMemoryVectorStore", "search"), ("ContextualCompressionRetriever", "filter")]
+        name = "ContextualCompressionRetriever with EmbeddingsFilter"
+        assert names(hit) == [("InMemoryVectorStore", "search"), (name, "filter")]
         assert (hit.rank, hit.metric, hit.explanation.surrogate) == (hit.stages[0].rank, "cosine", None)
 
 
@@ -189,7 +164,8 @@ def test_stages_inside_one_another_are_all_named(wrapped, store, log):
     documents, record = run(named, log)
     check_record(record, documents, store, "the filter")
     for hit in record.hits:
-        assert names(hit)[1:] == [("ContextualCompressionRetriever", "rerank"), ("the filter", "filter")]
+        reranker = "ContextualCompressionRetriever with CrossEncoderReranker"
+        assert names(hit)[1:] == [(reranker, "rerank"), ("the filter", "filter")]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -231,7 +207,7 @@ def test_several_queries_of_one_retriever_do_not_mix_their_ranks(store, log):
 
 
 def test_merged_legs_are_named(store, log):
-    other = InMemoryVectorStore(LocalEmbeddings())
+    other = InMemoryVectorStore(LocalEmbeddings(tiny("bert")))
     other.add_texts([text.upper() for text in CORPUS])
     legs = [ExplainingRetriever(vectorstore=one, k=2) for one in (store, other)]
     documents, record = run(MergerRetriever(retrievers=legs), log)
@@ -299,7 +275,7 @@ def test_documents_that_this_chain_did_not_find_are_no_stage_of_it(wrapped, log)
 def test_scores_of_other_searches_are_no_similarities(store, search_type, options, metric):
     if search_type == "similarity_score_threshold":  # the store in memory has no relevance scores
         faiss = pytest.importorskip("langchain_community.vectorstores").FAISS
-        store = faiss.from_texts(CORPUS, LocalEmbeddings(), normalize_L2=True)
+        store = faiss.from_texts(CORPUS, LocalEmbeddings(tiny("bert")), normalize_L2=True)
     base = store.as_retriever(search_type=search_type, search_kwargs=options)
     found = ExplainingRetriever(retriever=base, metric=metric).invoke(QUERY)
     assert found == base.invoke(QUERY)

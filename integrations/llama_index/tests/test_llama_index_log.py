@@ -6,15 +6,12 @@ import asyncio
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import CompletionResponse, CustomLLM, LLMMetadata
@@ -25,32 +22,13 @@ from llama_index.core.query_engine import BaseQueryEngine, RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.retrievers.rag_explain import ExplainingRetriever, log_queries
 
+from integrations.llama_index.tests.conftest import LocalEmbedding
 from rag_explain import Explainer
 from rag_explain.log import ExplanationLog, Record
 from rag_explain.log.verify import verify
 from tests.support.models import CORPUS, tiny
 
 WORDS = sorted({word.strip(".,;!?") for text in CORPUS for word in text.split()})
-
-
-class LocalEmbedding(BaseEmbedding):
-    """What HuggingFaceEmbedding is at heart: a SentenceTransformer in a private attribute."""
-
-    _model: Any = PrivateAttr()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._model = tiny("bert")
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._model.encode_query(query).tolist()
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return self._model.encode_document(text).tolist()
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        await asyncio.sleep(random.random() * 0.02)
-        return self._get_query_embedding(query)
 
 
 class Echo(CustomLLM):
@@ -89,16 +67,8 @@ class Static(BaseRetriever):
 
 
 @pytest.fixture(scope="module")
-def retriever() -> ExplainingRetriever:
-    nodes = [TextNode(text=text, id_=f"id-{number}") for number, text in enumerate(CORPUS)]
-    index = VectorStoreIndex(nodes, embed_model=LocalEmbedding())
+def retriever(index: VectorStoreIndex) -> ExplainingRetriever:
     return ExplainingRetriever(index.as_retriever(similarity_top_k=2))
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[ExplanationLog]:
-    with ExplanationLog(tmp_path / "log") as log:
-        yield log
 
 
 def engine_of(retriever: BaseRetriever, **options: Any) -> BaseQueryEngine:
@@ -284,7 +254,7 @@ def test_nodes_embedded_with_their_metadata_can_be_verified(tmp_path):
         TextNode(text=text, id_=f"id-{number}", metadata={"file": f"{number}.md", "author": "anna"})
         for number, text in enumerate(CORPUS)
     ]
-    index = VectorStoreIndex(nodes, embed_model=LocalEmbedding())
+    index = VectorStoreIndex(nodes, embed_model=LocalEmbedding(tiny("bert")))
     retriever = ExplainingRetriever(index.as_retriever(similarity_top_k=3))
     with ExplanationLog(tmp_path) as log, log_queries(log):
         engine_of(retriever).query("the moon")

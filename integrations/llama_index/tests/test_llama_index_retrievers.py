@@ -17,8 +17,6 @@ import pytest
 import torch
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
@@ -37,6 +35,7 @@ from llama_index.retrievers.rag_explain import (
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
+from integrations.llama_index.tests.conftest import LocalEmbedding
 from rag_explain import Explainer
 from rag_explain.cli.demo import corpus
 from rag_explain.encoder.loading import packaged_path
@@ -46,25 +45,6 @@ from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog look at the moon?"
 TEXTS = [f"{text} ({number})" for number in range(3) for text in CORPUS]
-
-
-class LocalEmbedding(BaseEmbedding):
-    """What HuggingFaceEmbedding is at heart: a SentenceTransformer in a private attribute."""
-
-    _model: SentenceTransformer = PrivateAttr()
-
-    def __init__(self, model: SentenceTransformer) -> None:
-        super().__init__()
-        self._model = model
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._model.encode_query(query).tolist()  # type: ignore[no-any-return]
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return self._model.encode_document(text).tolist()  # type: ignore[no-any-return]
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._get_query_embedding(query)
 
 
 class Static(BaseRetriever):

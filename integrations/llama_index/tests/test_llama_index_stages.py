@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.llms import CompletionResponse, CustomLLM, LLMMetadata, MockLLM
 from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.node_parser import HierarchicalNodeParser, get_leaf_nodes
@@ -34,31 +31,13 @@ from llama_index.retrievers.rag_explain import (
     log_queries,
 )
 
+from integrations.llama_index.tests.conftest import LocalEmbedding
 from rag_explain import Explainer
 from rag_explain.log import ExplanationLog, Record
 from rag_explain.types import Hit, Stage
 from tests.support.models import CORPUS, cross_encoder_folder, tiny
 
 QUERY = "why did the dog look at the moon?"
-
-
-class LocalEmbedding(BaseEmbedding):
-    """What HuggingFaceEmbedding is at heart: a SentenceTransformer in a private attribute."""
-
-    _model: Any = PrivateAttr()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._model = tiny("bert")
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._model.encode_query(query).tolist()
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return self._model.encode_document(text).tolist()
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._get_query_embedding(query)
 
 
 class Grades(CustomLLM):
@@ -96,18 +75,6 @@ class OnlyAsync(Reverses):
 
     async def _apostprocess_nodes(self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None) -> Any:
         return [NodeWithScore(node=node.node, score=7.0 - rank) for rank, node in enumerate(reversed(nodes))]
-
-
-@pytest.fixture(scope="module")
-def index() -> VectorStoreIndex:
-    nodes = [TextNode(text=text, id_=f"id-{number}") for number, text in enumerate(CORPUS)]
-    return VectorStoreIndex(nodes, embed_model=LocalEmbedding())
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[ExplanationLog]:
-    with ExplanationLog(tmp_path / "log") as log:
-        yield log
 
 
 def wrapped(index: VectorStoreIndex, k: int = 4) -> ExplainingRetriever:
@@ -271,7 +238,9 @@ FUSIONS = ["simple", "reciprocal_rerank", "relative_score", "dist_based_score"]
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("mode", FUSIONS)
 def test_fusion_over_wrapped_retrievers_is_named(index, log, mode, is_async):
-    other = VectorStoreIndex([TextNode(text=text.upper(), id_=text) for text in CORPUS], embed_model=LocalEmbedding())
+    other = VectorStoreIndex(
+        [TextNode(text=text.upper(), id_=text) for text in CORPUS], embed_model=LocalEmbedding(tiny("bert"))
+    )
     legs = [wrapped(index, 3), wrapped(other, 3)]
     fused = QueryFusionRetriever(legs, llm=MockLLM(), mode=mode, similarity_top_k=5, num_queries=1, use_async=is_async)
     with log_queries(log):
@@ -296,7 +265,7 @@ def test_what_auto_merging_adds_has_no_hit_and_what_it_keeps_is_explained(log):
     )
     context = StorageContext.from_defaults()
     context.docstore.add_documents(nodes)
-    index = VectorStoreIndex(get_leaf_nodes(nodes), storage_context=context, embed_model=LocalEmbedding())
+    index = VectorStoreIndex(get_leaf_nodes(nodes), storage_context=context, embed_model=LocalEmbedding(tiny("bert")))
     merging = AutoMergingRetriever(wrapped(index, 2), context, simple_ratio_thresh=0.3)
     with log_queries(log):
         found = merging.retrieve(QUERY)
@@ -313,10 +282,10 @@ def test_a_node_that_was_reached_through_another_one_does_not_carry_that_ones_si
     target = TextNode(text=CORPUS[3], id_="target")
     if how == "object":
         made = [IndexNode(text=CORPUS[0], index_id="other", obj=target, id_="pointer")]
-        retriever: BaseRetriever = wrapped(VectorStoreIndex(made, embed_model=LocalEmbedding()))
+        retriever: BaseRetriever = wrapped(VectorStoreIndex(made, embed_model=LocalEmbedding(tiny("bert"))))
     else:
         made = [IndexNode(text=CORPUS[0], index_id="target", id_="pointer")]
-        inner = wrapped(VectorStoreIndex(made, embed_model=LocalEmbedding()))
+        inner = wrapped(VectorStoreIndex(made, embed_model=LocalEmbedding(tiny("bert"))))
         retriever = RecursiveRetriever("root", retriever_dict={"root": inner}, node_dict={"target": target})
     with log_queries(log):
         (found,) = retriever.retrieve(QUERY)

@@ -18,7 +18,8 @@ from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index.retrievers.rag_explain import ExplainedNode, ExplainingRetriever, ExplanationPostprocessor
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from integrations.llama_index.tests.test_llama_index_retrievers import LocalEmbedding, events
+from integrations.llama_index.tests.conftest import LocalEmbedding
+from integrations.llama_index.tests.test_llama_index_retrievers import events
 from rag_explain import Explainer
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.notices import UNCHECKED

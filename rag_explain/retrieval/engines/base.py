@@ -19,10 +19,10 @@ class Engine(Protocol):
 
     @property
     def tolerance(self) -> float:
-        """How far a score may be from the similarity of the vectors that were given to the engine."""
+        """How far a score may be from the similarity of the vectors that were given, where no coding tells it."""
 
     def vectors(self, ids: Sequence[str]) -> Mapping[str, Any]:
-        """(e,) for each of these documents whose vector is kept as it was given, in one call; others are left out."""
+        """(e,) for each of these documents whose vector is kept, as given or coded, in one call; no others."""
 
     def documents(self) -> Iterable[tuple[str, str]] | None:
         """The id and the text of every document; None where the engine keeps no texts."""

@@ -4,14 +4,22 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
+
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.retrieval.engines.base import TOLERANCE
 
 Rows = Callable[[Collection[str]], Mapping[str, int]]
 
 _METRICS = {0: Metric("inner product"), 1: Metric("squared L2")}
-# Indexes that compare the vectors they were given; any other may compare compressed ones.
-_EXACT = frozenset(("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat", "IndexIVFFlat", "IndexNSGFlat"))
+# Indexes that compare the vectors they were given.
+_EXACT = frozenset(("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexIVFFlat"))
+# Indexes whose scores come from another one, which is their attribute of this name.
+_INNER = {
+    **dict.fromkeys(("IndexIDMap", "IndexIDMap2"), "index"),
+    **dict.fromkeys(("IndexRefine", "IndexRefineFlat"), "refine_index"),
+}
+# What is not known to lose less.
 _COMPRESSED_TOLERANCE = 0.25
 
 
@@ -32,10 +40,18 @@ class FaissEngine:
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE if self._is_exact else _COMPRESSED_TOLERANCE
+        return TOLERANCE if _kind(self._index)[0] in _EXACT else _COMPRESSED_TOLERANCE
+
+    def coded(self, vectors: Any) -> Any:
+        """(D, e): these vectors as the index compares them once they are in it, by its own coding; None where it has
+        none that can be asked."""
+        try:
+            return _coded(self._index, np.ascontiguousarray(vectors, np.float32))
+        except (RuntimeError, AssertionError):  # FAISS: "not implemented for this type of index", or not this width
+            return None
 
     def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
-        rows = {} if self._rows is None or not self._is_exact else self._rows(set(ids))
+        rows = {} if self._rows is None else self._rows(set(ids))
         try:
             return {name: self._index.reconstruct(row) for name, row in rows.items()}
         except RuntimeError:  # an IDMap, or an IVF without a direct map: such an index cannot look a row up
@@ -44,11 +60,27 @@ class FaissEngine:
     def documents(self) -> None:
         return None
 
-    @property
-    def _is_exact(self) -> bool:
-        """Whether the index compares the vectors it was given, whatever stands in front of them."""
-        downcast = sys.modules["faiss"].downcast_index
-        index = downcast(self._index)
-        while type(index).__name__ in ("IndexIDMap", "IndexIDMap2"):
-            index = downcast(index.index)
-        return type(index).__name__ in _EXACT
+
+def _kind(index: Any) -> tuple[str, Any]:
+    """The class, and the index itself, of what gives the scores of an index, whatever stands in front of it."""
+    index = sys.modules["faiss"].downcast_index(index)
+    name = type(index).__name__
+    if name in _INNER:
+        return _kind(getattr(index, _INNER[name]))
+    return _kind(index.storage) if hasattr(index, "storage") else (name, index)  # a graph over an index
+
+
+def _coded(index: Any, vectors: Any) -> Any:
+    name, index = _kind(index)
+    if name in _EXACT:
+        return vectors
+    if name != "IndexPreTransform":
+        return index.sa_decode(index.sa_encode(vectors))
+    faiss = sys.modules["faiss"]
+    steps = [faiss.downcast_VectorTransform(index.chain.at(number)) for number in range(index.chain.size())]
+    for step in steps:
+        vectors = step.apply(vectors)
+    vectors = _coded(index.index, vectors)
+    for step in reversed(steps):
+        vectors = step.reverse_transform(vectors)
+    return vectors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -23,11 +22,12 @@ from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
-    TOLERANCE,
     ExplainerSource,
     ExplainMode,
     HitExplainer,
+    Search,
     check_mode,
+    has_model,
     held_model,
     retriever_reason,
     scored,
@@ -64,29 +64,32 @@ class ExplainingRetriever(BaseRetriever):
     ) -> None:
         super().__init__(callback_manager=base.callback_manager)
         self.base = base
-        embedder = embedder_of(embedding_model(base))
-        has_model = embedder is not None and embedder.model is not None
-        source = explainer or (embedder if has_model else held_model(base))
-        if source is None:
+        self._explainer, self._surrogate = explainer, surrogate
+        self._metric = None if metric is None else Metric.named(metric)
+        search = self._search()
+        if search.source is None:
             raise InvalidInput(
                 f"no SentenceTransformer was found in {type(base).__name__}: "
                 "pass explainer=Explainer(model) with the model that embeds its nodes"
             )
-        engine = engine_of_retriever(base)
-        found_metric = score_metric(engine) if metric is None else Metric.named(metric)
-        if query_mode(base) != VectorStoreQueryMode.DEFAULT:  # scores are no similarities then, whatever the metric is
-            found_metric = UNKNOWN
-        self._hit_explainer = HitExplainer(
-            source,
-            time_limit=time_limit,
-            metric=found_metric,
-            surrogate=retriever_reason(surrogate, _surrogate(base)),
-            tolerance=TOLERANCE if engine is None else engine.tolerance,
+        self._set_mode(explain, top)
+        self._hit_explainer = HitExplainer(explain=explain, time_limit=time_limit)
+        self._hit_explainer.prepare(search)
+
+    def _search(self) -> Search:
+        """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
+        base = self.base
+        embedder, engine = embedder_of(embedding_model(base)), engine_of_retriever(base)
+        metric = score_metric(engine) if self._metric is None else self._metric
+        return Search(
+            source=self._explainer or (embedder if has_model(embedder) else held_model(base)),
             embedder=embedder,
-            engine=partial(engine_of_retriever, base),
+            engine=engine,
+            # Scores are no similarities in another mode, whatever the metric is.
+            metric=metric if query_mode(base) == VectorStoreQueryMode.DEFAULT else UNKNOWN,
+            surrogate=retriever_reason(self._surrogate, _surrogate(base)),
             name=type(base).__name__,
         )
-        self._set_mode(explain, top)
 
     def with_explain(self, explain: ExplainMode, *, top: int | None = None) -> ExplainingRetriever:
         """The same retriever in another mode, for one caller."""
@@ -103,14 +106,16 @@ class ExplainingRetriever(BaseRetriever):
         nodes = self.base.retrieve(query_bundle)
         query, reason = query_string(query_bundle)
         documents = found(nodes, self._is_followed)
-        hits = self._hit_explainer.hits(query, documents, self._explain, top=self._top, surrogate=reason)
+        options: dict[str, Any] = {"top": self._top, "surrogate": reason, "search": self._search()}
+        hits = self._hit_explainer.hits(query, documents, self._explain, **options)
         return self._beside(query, nodes, hits)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         nodes = await self.base.aretrieve(query_bundle)
         query, reason = query_string(query_bundle)
         documents = found(nodes, self._is_followed)
-        hits = await self._hit_explainer.ahits(query, documents, self._explain, top=self._top, surrogate=reason)
+        options: dict[str, Any] = {"top": self._top, "surrogate": reason, "search": self._search()}
+        hits = await self._hit_explainer.ahits(query, documents, self._explain, **options)
         return self._beside(query, nodes, hits)
 
     def _beside(self, query: str, nodes: list[NodeWithScore], hits: Hits) -> list[NodeWithScore]:
@@ -143,7 +148,7 @@ class ExplainingRetriever(BaseRetriever):
         if not all(isinstance(node, BaseNode) for node in nodes):
             raise InvalidInput("precompute takes a list of nodes, or an index")
         texts = {node.node_id: text for node in nodes if (text := embedded(node)) is not None}
-        return self._hit_explainer.precompute(list(texts.values()), ids=list(texts), **options)
+        return self._hit_explainer.precompute(list(texts.values()), self._search(), ids=list(texts), **options)
 
 
 def _surrogate(base: BaseRetriever) -> str | None:

@@ -1,0 +1,153 @@
+"""A search as it was when it was made: what found the documents, what embedded them, and the state of the model.
+
+A hit may be looked at long after its search. By then the store, the embedding object or the model may be other ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from rag_explain.errors import InvalidInput
+from rag_explain.results.metric import UNKNOWN, Metric
+from rag_explain.retrieval.engines import Engine
+from rag_explain.retrieval.sharing import ExplainerSource, explainer_of, glance, has_changed
+from rag_explain.retrieval.usage import Embedder, Usage
+from rag_explain.texts.passage import Passage
+
+if TYPE_CHECKING:
+    from rag_explain.explainer import Explainer
+
+logger = logging.getLogger("rag_explain.retrieval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievedDocument:
+    """A document as a retriever returned it: the string that was embedded, and the retriever's own score.
+
+    `id` is the caller's own name of the document, under which a store can forget it; None where there is none.
+    """
+
+    id: str | None
+    text: str | Passage | None
+    score: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a retriever is made of at the moment: read from its attributes for each search, since people change them.
+
+    Attributes:
+        source: an Explainer, or what one is made from: from an `Embedder`, so that it embeds as the framework does;
+            None where nothing was found that one could be made from.
+        embedder: the framework's embedding object, where there is one.
+        engine: what was searched, where it is known.
+        metric: what the scores are.
+        surrogate: why the scores are not the encoder's similarity alone, when they are not.
+        name: what finds the documents: the first of every hit's stages.
+    """
+
+    source: ExplainerSource | Embedder | None
+    embedder: Embedder | None = None
+    engine: Engine | None = None
+    metric: Metric = UNKNOWN
+    surrogate: str | None = None
+    name: str = "the index"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The state of everything that decides an embedding when a search was made; nothing is computed to know it."""
+
+    search: Search
+    model: Any  # the one that the embedder embedded with, where that is here
+    usage: Usage | None  # how it did
+    glances: tuple[tuple[Any, tuple[int, int]], ...]  # the models that are here, and what a glance at each told
+    made: Explainer | None  # what explained at that time
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the Explainer is made to embed as the framework's object did."""
+        return self.usage is not None and self.search.source is self.search.embedder
+
+    def has_changed_model(self, explainer: Explainer) -> bool:
+        """Whether a model may not be what it was: written to, or changed where this Explainer did not watch it."""
+        watch = explainer.scorer.watch
+        for model, (writes, moves) in self.glances:
+            is_watched = explainer is self.made and watch is not None and watch.model is model
+            now = glance(model)
+            if now[0] != writes or (now[1] != moves and not is_watched):
+                return True
+        return False
+
+    def has_changed_usage(self) -> bool:
+        """Whether the embedding object embeds with another model by now, or otherwise."""
+        embedder = self.search.embedder
+        return embedder is not None and (embedder.model is not self.model or embedder.usage() != self.usage)
+
+
+class Moments:
+    """Takes the moment of each search, and makes the Explainer of one: anew when the model or its usage is another."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Any, Any, Future[Explainer]] | None = None
+        self._embedder: Embedder | None = None
+        self._lock = threading.Lock()
+
+    def take(self, search: Search) -> Moment:
+        """Cheap enough for every search, and waits for nothing."""
+        embedder, source, kept = search.embedder, search.source, self._embedder
+        if embedder is not None and kept is not None and embedder.holder is kept.holder:
+            source, embedder = (kept if source is embedder else source), kept  # it remembers what it has seen
+        self._embedder = embedder
+        search = replace(search, source=source, embedder=embedder)
+        made: Any = source if hasattr(source, "scorer") else self._ready()
+        try:
+            model, usage = (None, None) if embedder is None else (embedder.model, embedder.usage())
+            explained = source if hasattr(source, "named_modules") else made and made.scorer.watch.model
+            found = {id(one): one for one in (model if source is embedder else explained, model) if one is not None}
+            return Moment(search, model, usage, tuple((one, glance(one)) for one in found.values()), made)
+        except Exception as error:  # a model that cannot be looked at is refused when it is to explain
+            logger.debug("the state of the model is not known: %s: %s", type(error).__name__, error)
+            return Moment(search, None, None, (), made)
+
+    def _ready(self) -> Explainer | None:
+        made = self._made
+        return None if made is None or made[2].exception() is not None else made[2].result()
+
+    def explainer(self, moment: Moment) -> Explainer:
+        """Created on first use. If that failed, the same exception is raised until the model or its usage changes."""
+        with self._lock:
+            source: Any = moment.search.source
+            usage, state = None, moment.glances
+            if isinstance(source, Embedder):
+                source, usage = moment.model, moment.usage
+            if source is None:
+                embedder = moment.search.embedder
+                name = moment.search.name if embedder is None else embedder.name
+                raise InvalidInput(f"{name} holds no SentenceTransformer any more: pass explainer=Explainer(model)")
+            key = (ref(source) if hasattr(source, "named_modules") else id(source)), usage
+            made = self._made
+            if made is None or made[0] != key or _is_outdated(made[2], made[1] != state):
+                made = self._made = key, state, _attempt(source, usage)
+            return made[2].result()
+
+
+def _is_outdated(made: Future[Explainer], has_moved: bool) -> bool:
+    return has_moved if made.exception() is not None else has_changed(made.result())
+
+
+def _attempt(source: ExplainerSource, usage: Usage | None) -> Future[Explainer]:
+    made: Future[Explainer] = Future()
+    try:
+        made.set_result(explainer_of(source, usage))
+    except Exception as error:
+        made.set_exception(error)
+        logger.warning("documents are returned without explanations: %s", error)
+    return made
