@@ -34,7 +34,7 @@ from rag_explain.results.precomputed import Precomputed
 from rag_explain.scorers import Scorer, resolve
 from rag_explain.store import Store
 from rag_explain.texts.passage import Passage, as_passage, as_passages, check_id
-from rag_explain.texts.tokens import Role, Token, Unit
+from rag_explain.texts.tokens import Role, Token, Unit, known_unit
 from rag_explain.texts.units import Index, text_units
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Explainer(ProcessBound):
         `store.forget(ids)` erases what is kept of them.
         """
         passages = _many(documents, "explain_many takes a list of documents: use explain for one")
-        return self._explained(query, passages, _known(unit), ids)
+        return self._explained(query, passages, known_unit(unit), ids)
 
     def highlight(self, query: str, document: str | Passage) -> Highlights:
         """What each word of `document` carries over the whole query: the score, split by its words."""
@@ -181,7 +181,7 @@ class Explainer(ProcessBound):
             raise InvalidInput("precompute takes a list of texts")
         if not self.method.has_factors:
             raise InvalidInput(f"{self.method.name} computes every pair anew: there is nothing to precompute")
-        unit = _known(unit or ("sentence" if self.method.linear else "token"))
+        unit = known_unit(unit or ("sentence" if self.method.linear else "token"))
         total = len(texts) if isinstance(texts, Sized) else None
         if ids is not None and total is not None:  # refused before anything is computed
             ids = _checked_ids(ids, total)
@@ -243,7 +243,7 @@ class Explainer(ProcessBound):
             return []
         with self.scorer.computing():
             batch = self.scorer.read(passages, role)
-            factors = batch.in_buckets(BUCKET_TOKENS, lambda part: self.method.factor(part, _known(unit)))
+            factors = batch.in_buckets(BUCKET_TOKENS, lambda part: self.method.factor(part, known_unit(unit)))
         return [factors[index] for index in range(len(texts))]
 
     def query_vector(self, query: str) -> NDArray[np.float32]:
@@ -343,12 +343,6 @@ def _named(texts: Iterable[T], ids: Iterable[str | None]) -> Iterator[tuple[T, s
         if name is not None:
             check_id(name)
         yield text, name  # type: ignore[misc]  # neither is the filling
-
-
-def _known(unit: Unit) -> Unit:
-    if unit not in ("token", "word", "sentence"):
-        raise InvalidInput(f"unit must be 'token', 'word' or 'sentence', not {unit!r}")
-    return unit
 
 
 def _by_unit(pair: ExplainedPair, passage: Passage, unit: Unit) -> ExplainedPair:

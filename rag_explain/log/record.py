@@ -21,7 +21,7 @@ from rag_explain.errors import FormatError, InvalidInput, RagExplainError
 from rag_explain.log.compact import TUPLE, LoggedExplanation
 from rag_explain.log.redaction import Policy, Texts, digest, mask
 from rag_explain.results import serialization as plain
-from rag_explain.results.deferred import Deferred, Status, load
+from rag_explain.results.deferred import Deferred, Status
 from rag_explain.results.explanation import Explanation, Pair
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.stages import Stage
@@ -94,8 +94,9 @@ class LoggedHit:
 
     @classmethod
     def of(cls, hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, compute: bool) -> Self:
-        """What the policy keeps of a hit for `query`. A pending explanation is computed, or left as pending."""
-        why = hit.explanation if compute else hit.peek()
+        """What the policy keeps of a hit for `query`. A pending explanation is computed by sentences, or left so."""
+        why = hit.brief() if compute else hit.peek()
+        left = hit.parts["sentences"] if compute and hit.status == "pending" else hit.handle
         # The texts into which the explanation's offsets point: a chain may have rewritten the query.
         asked = query if why is None or why.query is None else why.query
         text = hit.text if why is None or why.document is None else why.document
@@ -107,8 +108,8 @@ class LoggedHit:
             id=str(hit.id),
             rank=int(hit.rank),
             metric=policy.described(hit.metric),
-            status=hit.status,
-            reason=policy.written(hit.reason) if policy.keep_text else _error_kind(hit.reason),
+            status="ready" if why is not None else left.status,
+            reason=policy.written(left.reason) if policy.keep_text else _error_kind(left.reason),
             text=shown,
             text_hash=policy.hashed(text),
             query=policy.written(rewritten),
@@ -166,7 +167,7 @@ class Record(Summary):
         """What the policy keeps of an answer. `compute` computes explanations that are still pending."""
         if compute:
             with suppress(Exception):  # what one batch could not give is computed hit by hit, and each says why not
-                load(hit.handle for hit in pending.hits)
+                Hits(pending.hits).load("sentences")
         given = zip(pending.hits, pending.hit_metadata, strict=True)
         return cls(
             **counted([LoggedHit.of(hit, metadata, pending.query, policy, compute) for hit, metadata in given]),

@@ -74,6 +74,32 @@ class Deferred(Generic[T]):
         self._compute = self._together = None  # they hold the texts and the explainer
 
 
+class Parts:
+    """Values of one thing that are made when they are first asked for, by name."""
+
+    def __init__(self, make: Callable[[str], Deferred[Any]]) -> None:
+        self._make, self._made = make, dict[str, Deferred[Any]]()
+
+    def __getitem__(self, name: str) -> Deferred[Any]:
+        return self._made.setdefault(name, self._made.get(name) or self._make(name))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parts:
+        return self  # as for every deferred value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (dict(self._made),)
+
+
+NO_PARTS = Parts(lambda name: Deferred.skipped("not asked for"))
+
+
+def _unpickled(made: dict[str, Deferred[Any]]) -> Parts:
+    """Parts in another process: those that were computed."""
+    parts = Parts(lambda name: Deferred.skipped("it was not computed before the hit was pickled"))
+    parts._made = made
+    return parts
+
+
 def load(deferred: Iterable[Deferred[T]]) -> None:
     """Compute all that are pending: in one batch where they share one, else one by one."""
     pending = [one for one in deferred if one.status == "pending"]

@@ -20,6 +20,7 @@ class Highlights(ValuedSpans):
 
     score: float
     gap: float | None = None
+    measure: str = "cosine"
 
     @classmethod
     def of(cls, explanation: Explanation) -> Self:
@@ -27,7 +28,7 @@ class Highlights(ValuedSpans):
         shown = explanation.in_words()
         carried = zip(shown.document_tokens, shown.document_saliency().tolist(), strict=True)
         spans = tuple(ValuedSpan(one.text, one.start, one.end, value) for one, value in carried if one.part == "text")
-        names = ("query", "document", "score", "method", "model", "fingerprint", "notices", "gap")
+        names = ("query", "document", "score", "method", "model", "fingerprint", "notices", "gap", "measure")
         fields: dict[str, Any] = {name: getattr(shown, name) for name in names}
         return cls(spans=spans, **fields)
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, SupportsIndex, overload
+from typing import Any, Literal, SupportsIndex, get_args, overload
 
 from rag_explain.errors import InvalidInput
-from rag_explain.results.deferred import Deferred, Status, load
+from rag_explain.results.deferred import NO_PARTS, Deferred, Parts, Status, load
 from rag_explain.results.display import Displayable
+from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
+from rag_explain.results.highlights import Highlights
 from rag_explain.results.metric import Metric
 from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.results.serialization import to_plain
 from rag_explain.results.stages import Stage, ranking_notices
+
+Part = Literal["explanation", "highlights", "evidence", "sentences"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,6 +32,7 @@ class Hit(Displayable):
     stages: tuple[Stage, ...] = ()  # what set rank and score, in the order in which it ran: the search comes first
     metadata: Mapping[str, Any] = field(default_factory=dict)
     handle: Deferred[Explanation] = field(default_factory=lambda: Deferred.skipped("not asked for"), repr=False)
+    parts: Parts = field(default=NO_PARTS, repr=False)  # "highlights", "evidence", "sentences": each on demand
     # What the encoder read before and after the text: metadata, where they were embedded with it.
     around: tuple[str, str] = field(default=("", ""), repr=False)
 
@@ -37,8 +42,29 @@ class Hit(Displayable):
         return self._noted(self.handle.get())
 
     def peek(self) -> Explanation | None:
-        """The explanation if it is computed already; never computes."""
-        return self._noted(self.handle.peek())
+        """The explanation if it is computed already, if only by sentences; never computes."""
+        return self._noted(self.handle.peek() or self.parts["sentences"].peek())
+
+    def brief(self) -> Explanation | None:
+        """The explanation if it is computed already, else one by sentences: for what runs on every answer."""
+        if self.handle.status == "pending":
+            return self._noted(self.parts["sentences"].get())
+        return self.peek()
+
+    @property
+    def highlights(self) -> Highlights | None:
+        """What each word of the document carries, computed on first use, without the pairs of words."""
+        known = self.handle.peek()
+        if known is not None and known.unit != "sentence":
+            return Highlights.of(known).with_notices(*ranking_notices(self.stages))
+        found: Highlights | None = self.parts["highlights"].get()
+        return None if found is None else found.with_notices(*ranking_notices(self.stages))
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """The sentences to read, computed on first use."""
+        found: Evidence | None = self.parts["evidence"].get()
+        return found
 
     def _noted(self, explanation: Explanation | None) -> Explanation | None:
         """What is computed may be shared with copies of this hit that went through other stages."""
@@ -66,10 +92,10 @@ class Hit(Displayable):
 
         Also None where the explanation is of another score, such as MaxSim.
         """
-        explanation = self.handle.peek()
-        if explanation is None or any(notice.code == OTHER_SCORE for notice in explanation.notices):
+        known = self.handle.peek() or self.parts["sentences"].peek() or self.parts["highlights"].peek()
+        if known is None or any(notice.code == OTHER_SCORE for notice in known.notices):
             return None
-        return explanation.score
+        return float(known.score)
 
     @property
     def gap(self) -> float | None:
@@ -98,11 +124,16 @@ class Hits(tuple[Hit, ...], Displayable):
 
     __slots__ = ()
 
-    def load(self, part: Literal["explanation"] = "explanation") -> Hits:
+    def load(self, part: Part = "explanation") -> Hits:
         """Compute this part of all hits in one batch, where it is pending; the hits themselves."""
-        if part != "explanation":
-            raise InvalidInput(f"a hit has no part {part!r} to load: use 'explanation'")
-        load(hit.handle for hit in self)
+        if part not in get_args(Part):
+            raise InvalidInput(f"a hit has no part {part!r} to load: use one of {', '.join(get_args(Part))}")
+        if part == "explanation":
+            load(hit.handle for hit in self)
+        elif part == "sentences":
+            load(hit.parts[part] for hit in self if hit.handle.status == "pending")
+        else:
+            load(hit.parts[part] for hit in self)
         return self
 
     __str__ = object.__str__  # printing computes nothing

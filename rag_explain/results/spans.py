@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from rag_explain.results import serialization as plain
 from rag_explain.results.display import Displayable
-from rag_explain.results.notices import Notice
+from rag_explain.results.notices import Notice, merged
 from rag_explain.results.readonly import ReadOnly
 
 
@@ -48,6 +48,10 @@ class ValuedSpans(ReadOnly, tuple[ValuedSpan, ...], Displayable):
     def top(self, k: int) -> tuple[ValuedSpan, ...]:
         """The k pieces of the largest value, the largest first; of equal ones the first of the document."""
         return best(self.spans, k)
+
+    def with_notices(self, *notices: Notice) -> Self:
+        """The same with more to know about it."""
+        return replace(self, notices=merged(self.notices, notices)) if notices else self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything that `from_dict` needs, and the format's version."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput, ProcessBound, whole_number
-from rag_explain.results.deferred import Deferred, load
+from rag_explain.results.deferred import NO_PARTS, Deferred, Parts, load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.metric import Metric
@@ -30,6 +30,7 @@ from rag_explain.retrieval.sharing import ExplainerSource
 from rag_explain.retrieval.truth import Checks, Scoring
 from rag_explain.retrieval.usage import Embedder
 from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Unit, known_unit
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
@@ -53,6 +54,8 @@ class HitExplainer(ProcessBound):
             hits are returned. "off": none.
         top: only the first `top` hits get an explanation; None: all.
         time_limit: seconds that eager explanations of one query may take; what does not fit is skipped and says so.
+        unit: what explanations are by: "token", "word" or "sentence". None: by words when they are looked at, by
+            sentences where they are eager, which kept factors of a whole corpus can serve.
         metric: what the retriever's scores are: a `Metric` or its name.
         surrogate: why the retriever's scores are not this encoder's similarity (reranked, hybrid), when they are not.
         tolerance: how far a score may be from the encoder's similarity before the two are said to differ.
@@ -74,6 +77,7 @@ class HitExplainer(ProcessBound):
         explain: ExplainMode = "lazy",
         top: int | None = None,
         time_limit: float | None = None,
+        unit: Unit | None = None,
         metric: str | Metric = "unknown",
         surrogate: str | None = None,
         tolerance: float = TOLERANCE,
@@ -84,7 +88,7 @@ class HitExplainer(ProcessBound):
         check_mode(explain, top)
         if time_limit is not None and not time_limit >= 0:
             raise InvalidInput(f"time_limit must be a number of seconds, not {time_limit!r}")
-        self.mode, self.top, self.time_limit = explain, top, time_limit
+        self.mode, self.top, self.time_limit, self.unit = explain, top, time_limit, unit and known_unit(unit)
         self.tolerance = tolerance
         embedder = explainer if isinstance(explainer, Embedder) else embedder
         fixed = Search(source=explainer, embedder=embedder, metric=Metric.named(metric), surrogate=surrogate, name=name)
@@ -122,16 +126,22 @@ class HitExplainer(ProcessBound):
         reasons = [reason for reason in (search.surrogate, surrogate) if reason]
         scoring = Scoring(search.metric if metric is None else Metric.named(metric), reasons, self.tolerance)
         wanted = 0 if mode == "off" else len(documents) if top is None else top
-        shared = _Query(self, query, scoring, self._moments.take(search)) if wanted else None
-        handles = [
-            shared.deferred(document) if shared and rank < wanted else Deferred.skipped(_NOT_ASKED)
+        # A look asks for words. What runs on every answer asks for sentences, which are kept for a corpus.
+        unit = self.unit or ("sentence" if mode == "eager" else "word")
+        shared = _Query(self, query, scoring, self._moments.take(search), unit) if wanted else None
+        handles: list[Deferred[Explanation]] = [
+            shared.deferred("explanation", document) if shared and rank < wanted else Deferred.skipped(_NOT_ASKED)
             for rank, document in enumerate(documents)
         ]
         if mode == "eager":
             handles = self._computed(handles, search)
+        parts = [
+            Parts(partial(shared.part, document)) if shared and rank < wanted else NO_PARTS
+            for rank, document in enumerate(documents)
+        ]
         return Hits(
-            _hit(document, rank, scoring.metric, handle, search.name)
-            for rank, (document, handle) in enumerate(zip(documents, handles, strict=True), 1)
+            _hit(document, rank, scoring.metric, handle, more, search.name)
+            for rank, (document, handle, more) in enumerate(zip(documents, handles, parts, strict=True), 1)
         )
 
     async def ahits(
@@ -176,53 +186,99 @@ class HitExplainer(ProcessBound):
 
 
 class _Query:
-    """What all hits of one query share: each is explained when it is looked at, or all that are pending in one batch.
+    """What all hits of one query share: how the search was made, and one batch for each part that is looked at."""
+
+    def __init__(self, owner: HitExplainer, text: str, scoring: Scoring, moment: Moment, unit: Unit) -> None:
+        self._owner, self.text, self._scoring, self._moment, self.unit = owner, text, scoring, moment, unit
+        self._explainer: Explainer | None = None
+        self._batches: dict[str, _Batch] = {}
+
+    def deferred(self, name: str, document: RetrievedDocument) -> Deferred[Any]:
+        """A part of a hit, by its name in `_COMPUTED`, to be computed with those of the other hits."""
+        return self._batches.setdefault(name, self._batches.get(name) or _Batch(self, name)).deferred(document)
+
+    def part(self, document: RetrievedDocument, name: str) -> Deferred[Any]:
+        return self.deferred(name, document)
+
+    @property
+    def explainer(self) -> Explainer:
+        """Read anew for each query: the model as it is now, used as it was in the search."""
+        self._explainer = self._explainer or self._owner._moments.explainer(self._moment)
+        return self._explainer
+
+    def checked(self, found: Sequence[tuple[RetrievedDocument, Any]]) -> list[Any]:
+        return self._owner._checks.checked(self.explainer, self._moment, self.text, self._scoring, found)
+
+
+class _Batch:
+    """One part of all hits of a query: computed when it is looked at, or all that are pending in one batch.
 
     Every `Deferred` that it makes has this one object as its `together`.
     """
 
-    def __init__(self, owner: HitExplainer, text: str, scoring: Scoring, moment: Moment) -> None:
-        self._owner, self._text, self._scoring, self._moment = owner, text, scoring, moment
-        self._explainer: Explainer | None = None
+    def __init__(self, query: _Query, name: str) -> None:
+        self._query, self._name = query, name
         self._lock = threading.Lock()
         # Weak, because every key refers to this object: hits that are dropped free their texts at once.
-        self._documents: WeakKeyDictionary[Deferred[Explanation], RetrievedDocument] = WeakKeyDictionary()
+        self._documents: WeakKeyDictionary[Deferred[Any], RetrievedDocument] = WeakKeyDictionary()
 
-    def deferred(self, document: RetrievedDocument) -> Deferred[Explanation]:
+    def deferred(self, document: RetrievedDocument) -> Deferred[Any]:
         if document.text is None:
             return Deferred.skipped("the document has no text")
-        deferred = Deferred(partial(self._explain, document), together=self)
+        deferred = Deferred(partial(self._compute, document), together=self)
         self._documents[deferred] = document
         return deferred
 
-    def __call__(self, deferred: Sequence[Deferred[Explanation]]) -> None:
+    def __call__(self, deferred: Sequence[Deferred[Any]]) -> None:
         """Fill all that are pending. If one spoils the batch they stay so, and `load` computes them one by one."""
         with self._lock:  # a second thread finds them filled
             pending = [one for one in deferred if one.status == "pending"]
             try:
-                explanations = self._explained([self._documents[one] for one in pending]) if pending else []
+                values = self._computed([self._documents[one] for one in pending]) if pending else []
             except Exception as error:
                 logger.debug("a batch is explained one by one: %s: %s", type(error).__name__, error)
                 return
-            for one, explanation in zip(pending, explanations, strict=True):
-                one.fill(explanation)
+            for one, value in zip(pending, values, strict=True):
+                one.fill(value)
 
-    def _explain(self, document: RetrievedDocument) -> Explanation:
-        # One that cannot be made is logged once, not for each document.
-        self._explainer = self._explainer or self._owner._moments.explainer(self._moment)
+    def _compute(self, document: RetrievedDocument) -> Any:
+        _ = self._query.explainer  # one that cannot be made is logged once, not for each document
         try:
-            return self._explained([document])[0]
+            return self._computed([document])[0]
         except Exception as error:
             logger.warning("document %r could not be explained: %s: %s", document.id, type(error).__name__, error)
             raise
 
-    def _explained(self, documents: Sequence[RetrievedDocument]) -> list[Explanation]:
+    def _computed(self, documents: Sequence[RetrievedDocument]) -> list[Any]:
         texts = [document.text for document in documents if document.text is not None]
-        ids = [document.id for document in documents]
-        # Read anew for each query: the model as it is now, used as it was in the search.
-        explainer = self._explainer = self._explainer or self._owner._moments.explainer(self._moment)
-        found = list(zip(documents, explainer.explain_many(self._text, texts, ids=ids), strict=True))
-        return self._owner._checks.checked(explainer, self._moment, self._text, self._scoring, found)
+        values = _COMPUTED[self._name](self._query, texts, [document.id for document in documents])
+        if self._name == "evidence":  # where to look: it says nothing of a score
+            return values
+        return self._query.checked(list(zip(documents, values, strict=True)))
+
+
+def _explanations(query: _Query, texts: Sequence[str | Passage], ids: Sequence[str | None]) -> list[Any]:
+    return list(query.explainer.explain_many(query.text, texts, unit=query.unit, ids=ids))
+
+
+def _sentences(query: _Query, texts: Sequence[str | Passage], ids: Sequence[str | None]) -> list[Any]:
+    return list(query.explainer.explain_many(query.text, texts, unit="sentence", ids=ids))
+
+
+def _highlights(query: _Query, texts: Sequence[str | Passage], ids: Sequence[str | None]) -> list[Any]:
+    return list(query.explainer.highlight_many(query.text, texts, ids=ids))
+
+
+def _evidence(query: _Query, texts: Sequence[str | Passage], ids: Sequence[str | None]) -> list[Any]:
+    return list(query.explainer.evidence_many(query.text, texts))
+
+
+_COMPUTED = {
+    "explanation": _explanations,
+    "sentences": _sentences,
+    "highlights": _highlights,
+    "evidence": _evidence,
+}
 
 
 def _computed_in_time(
@@ -243,7 +299,9 @@ def _computed_in_time(
     return [Deferred.skipped(late) if handle.status == "pending" else handle for handle in handles]
 
 
-def _hit(document: RetrievedDocument, rank: int, metric: Metric, handle: Deferred[Explanation], name: str) -> Hit:
+def _hit(
+    document: RetrievedDocument, rank: int, metric: Metric, handle: Deferred[Explanation], parts: Parts, name: str
+) -> Hit:
     text = document.text
     return Hit(
         id=f"#{rank}" if document.id is None else document.id,
@@ -254,6 +312,7 @@ def _hit(document: RetrievedDocument, rank: int, metric: Metric, handle: Deferre
         stages=(Stage(name, "search", rank, None, document.score, metric.name),),
         metadata=document.metadata,
         handle=handle,
+        parts=parts,
         around=text.around if isinstance(text, Passage) else ("", ""),
     )
 

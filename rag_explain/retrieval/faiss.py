@@ -26,6 +26,7 @@ from rag_explain.retrieval.engines import FaissEngine
 from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
 from rag_explain.retrieval.search import RetrievedDocument
 from rag_explain.texts.passage import Passage, check_id
+from rag_explain.texts.tokens import Unit
 
 faiss = import_extra("faiss", "faiss-cpu", "faiss")
 logger = logging.getLogger("rag_explain.retrieval")
@@ -65,6 +66,7 @@ class FaissRetriever(ProcessBound):
         explain: ExplainMode = "lazy",
         top: int | None = None,
         time_limit: float | None = None,
+        unit: Unit | None = None,
     ) -> None:
         if not isinstance(index, faiss.Index):
             raise InvalidInput(f"index must be a FAISS index of float vectors, not {type(index).__name__}")
@@ -73,7 +75,8 @@ class FaissRetriever(ProcessBound):
         self.index, self.explainer, self.normalize = index, explainer, normalize
         self._documents, self._ids, self._metadata = documents, ids, metadata
         engine = partial(FaissEngine, index)  # without rows: the documents' ids are the user's own
-        self._hit_explainer = HitExplainer(explainer, explain=explain, top=top, time_limit=time_limit, engine=engine)
+        options: dict[str, Any] = {"explain": explain, "top": top, "time_limit": time_limit, "unit": unit}
+        self._hit_explainer = HitExplainer(explainer, engine=engine, **options)
 
     @classmethod
     def from_texts(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.explanation import Explanation
+from rag_explain.results.highlights import Highlights
 from rag_explain.results.metric import Metric
 from rag_explain.results.notices import (
     MISMATCH,
@@ -105,7 +106,7 @@ class Scoring:
     reasons: Sequence[str]  # why the scores are not the encoder's similarity alone: reranked, mixed, diversified
     tolerance: float  # how far a score may be from the encoder's similarity before the two are said to differ
 
-    def notices(self, explanation: Explanation, score: float | None, seen: Seen) -> tuple[Notice, ...]:
+    def notices(self, explanation: Explanation | Highlights, score: float | None, seen: Seen) -> tuple[Notice, ...]:
         """What the explanation of a document with this score must say, beside what it says already."""
         found = [*(Notice(OTHER_RANKING, reason) for reason in self.reasons), *seen.asked]
         if any(notice.code == OTHER_SCORE for notice in explanation.notices):
@@ -146,8 +147,8 @@ class Checks:
         moment: Moment,
         query: str,
         scoring: Scoring,
-        found: Sequence[tuple[RetrievedDocument, Explanation]],
-    ) -> list[Explanation]:
+        found: Sequence[tuple[RetrievedDocument, Explanation | Highlights]],
+    ) -> list[Explanation | Highlights]:
         """The explanations, which say so where they are not of what the retriever scored. The log says it once."""
         scoring = replace(scoring, tolerance=max(scoring.tolerance, rounding(explainer)))
         is_scored = any(scoring.metric.similarity(document.score) is not None for document, _ in found)

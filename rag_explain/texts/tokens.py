@@ -1,7 +1,9 @@
 """A token, and the words that say what it belongs to."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Self, get_args
+
+from rag_explain.errors import InvalidInput
 
 Part = Literal["text", "special", "prompt", "metadata"]
 Role = Literal["query", "document"]
@@ -30,3 +32,10 @@ class Token:
     def without_text(self) -> Self:
         """The same token where text is not kept: only special tokens keep their name."""
         return replace(self, text="", piece=self.piece if self.part == "special" else "")
+
+
+def known_unit(unit: Unit) -> Unit:
+    """The unit, or a refusal of what is none."""
+    if unit not in get_args(Unit):
+        raise InvalidInput(f"unit must be 'token', 'word' or 'sentence', not {unit!r}")
+    return unit

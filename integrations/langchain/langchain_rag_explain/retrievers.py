@@ -53,6 +53,8 @@ class ExplainingRetriever(BaseRetriever):
     """Only the first `top` documents get an explanation; None: all. Also `invoke(query, top=...)`."""
     time_limit: float | None = None
     """Seconds that eager explanations of one query may take."""
+    unit: Any = None
+    """"token", "word" or "sentence"; None: by words when looked at, by sentences where explanations are eager."""
     k: int | None = None
     """How many documents; None: what the retriever or the store returns by default."""
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -78,7 +80,9 @@ class ExplainingRetriever(BaseRetriever):
                 f"no SentenceTransformer was found in {type(self.retriever or self.vectorstore).__name__}: "
                 "pass explainer=Explainer(model) with the model that embeds its documents"
             )
-        self._hit_explainer = HitExplainer(explain=self.explain, top=self.top, time_limit=self.time_limit)
+        self._hit_explainer = HitExplainer(
+            explain=self.explain, top=self.top, time_limit=self.time_limit, unit=self.unit
+        )
         self._hit_explainer.prepare(search)
 
     def _search(self) -> Search:

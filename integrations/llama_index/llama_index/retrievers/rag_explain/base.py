@@ -32,6 +32,7 @@ from rag_explain.retrieval import (
     retriever_reason,
     scored,
 )
+from rag_explain.types import Unit
 
 _LED_BY = "the IndexNode that led to it"  # LlamaIndex gives a node that it found in this way the IndexNode's score
 
@@ -45,7 +46,7 @@ class ExplainingRetriever(BaseRetriever):
         base: any retriever.
         explainer: an Explainer, or a model to make one from; None: the SentenceTransformer of the base's embedding
             model, which then reads texts as that does: its instructions, length and dimensions.
-        explain, top, time_limit: see `rag_explain.retrieval.HitExplainer`.
+        explain, top, time_limit, unit: see `rag_explain.retrieval.HitExplainer`.
         metric: what the base's scores are, by the name of a `rag_explain.results.metric.Metric`; None: found out, for
             the stores that tell.
         surrogate: why the nodes were not chosen by this encoder's similarity alone; False: they were; None: found out.
@@ -59,6 +60,7 @@ class ExplainingRetriever(BaseRetriever):
         explain: ExplainMode = "lazy",
         top: int | None = None,
         time_limit: float | None = None,
+        unit: Unit | None = None,
         metric: str | None = None,
         surrogate: str | bool | None = None,
     ) -> None:
@@ -73,7 +75,7 @@ class ExplainingRetriever(BaseRetriever):
                 "pass explainer=Explainer(model) with the model that embeds its nodes"
             )
         self._set_mode(explain, top)
-        self._hit_explainer = HitExplainer(explain=explain, time_limit=time_limit)
+        self._hit_explainer = HitExplainer(explain=explain, time_limit=time_limit, unit=unit)
         self._hit_explainer.prepare(search)
 
     def _search(self) -> Search:

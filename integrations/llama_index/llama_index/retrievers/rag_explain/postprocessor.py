@@ -38,6 +38,7 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
     explain: Any = Field(default="lazy", description='"lazy", "eager" or "off".')
     top: int | None = Field(default=None, description="Only the first `top` nodes get an explanation; None: all.")
     time_limit: float | None = Field(default=None, description="Seconds that eager explanations of a query may take.")
+    unit: Any = Field(default=None, description="What explanations are by; None: words, or sentences where eager.")
     metric: str = Field(default="unknown", description="What the nodes' scores are, when they are the index's own.")
     surrogate: str | bool | None = Field(
         default=None, description="Why the scores are not this encoder's similarity; False: they are."
@@ -57,6 +58,7 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
             explain=self.explain,
             top=self.top,
             time_limit=self.time_limit,
+            unit=self.unit,
             metric=metric,
             surrogate=retriever_reason(self.surrogate, _UNSEEN if metric == UNKNOWN else None),
             name="the retriever",
