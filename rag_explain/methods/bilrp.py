@@ -42,7 +42,7 @@ class BiLRP(FrozenMethod):
         layer: int | None = None,
         *,
         rules: Literal["lrp", "attnlrp"] = "lrp",
-        biases: Literal["position", "apart"] = "apart",
+        biases: Literal["position", "apart"] = "position",
     ) -> None:
         super().__init__(scorer, layer)
         known = {"lrp": LRP, "attnlrp": ATTN_LRP}

@@ -20,6 +20,7 @@ from rag_explain.explainer import Explainer
 from rag_explain.results.explanation import Explanation
 from rag_explain.retrieval import HitExplainer, RetrievedDocument
 from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Unit
 from tests.support.models import CORPUS, tiny
 from tests.support.samples import explain as sample
 
@@ -43,7 +44,12 @@ class Scripted(Explainer):
             self.gate.set()
 
     def explain_many(
-        self, query: str, documents: Sequence[str | Passage], *, ids: Sequence[str | None] | None = None
+        self,
+        query: str,
+        documents: Sequence[str | Passage],
+        *,
+        unit: Unit = "token",
+        ids: Sequence[str | None] | None = None,
     ) -> list[Explanation]:
         self.batches.append(len(documents))
         self.started.set()

@@ -64,7 +64,7 @@ class Broken(Explainer):
     def __init__(self) -> None:
         super().__init__(model())
 
-    def explain_many(self, query: str, documents: Any, *, ids: Any = None) -> list[Explanation]:
+    def explain_many(self, query: str, documents: Any, *, unit: Any = None, ids: Any = None) -> list[Explanation]:
         raise MemoryError("out of memory")
 
 
