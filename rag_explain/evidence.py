@@ -35,7 +35,8 @@ Table = NDArray[np.float64]
 
 # Texts that are read together: with the longest window they bound what is in memory at once.
 _TEXTS = 64
-_PARTS = "The document is longer than the encoder reads at once: it was read in {} windows."
+_TOLD = "The document is longer than the encoder reads at once: it was read in overlapping windows."
+_WINDOWED = Notice(METHOD, _TOLD, "note", "document")
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,17 +95,18 @@ def matches(scorer: Scorer, query: Passage, passages: Sequence[Passage]) -> list
 def _read(scorer: Scorer, asked: Tensor, documents: Sequence[_Window]) -> None:
     """Fill in what the query found in whole documents, which are cut into windows where they are too long."""
     batch = scorer.read([document.passage for document in documents], "document")
-    for document, notices in zip(documents, batch.notices, strict=True):
-        document.found.notices.extend(notice for notice in notices if notice.code != TRUNCATED)
     sizes = zip(batch.truncated, batch.tokens, strict=True)
     is_long = [is_cut or len(tokens) > LONGEST_WINDOW for is_cut, tokens in sizes]
+    windows = [_windows(scorer, one) if long else [one] for one, long in zip(documents, is_long, strict=True)]
+    for document, parts, notices in zip(documents, windows, batch.notices, strict=True):
+        if parts[0].passage != document.passage:  # all of it is read, after all
+            notices = *(one for one in notices if one.code != TRUNCATED), _WINDOWED
+        document.found.notices.extend(notices)
     whole = [at for at, is_one in enumerate(is_long) if not is_one]
     if whole:
         _look(scorer, asked, batch.select(whole), [documents[at] for at in whole])
-    for document in compress(documents, is_long):
-        windows = _windows(scorer, document)
-        document.found.notices.append(Notice(METHOD, _PARTS.format(len(windows)), "note", "document"))
-        for some in _groups(windows):
+    for parts in compress(windows, is_long):
+        for some in _groups(parts):
             _look(scorer, asked, scorer.read([window.passage for window in some], "document"), some)
 
 

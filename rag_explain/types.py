@@ -4,15 +4,19 @@ from rag_explain.factors import Array, Factors
 from rag_explain.results.comparison import Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.deferred import Deferred, Status
-from rag_explain.results.explanation import Explanation, Highlight, Pair
+from rag_explain.results.evidence import Evidence
+from rag_explain.results.explanation import Explanation, Pair
+from rag_explain.results.highlights import Highlights
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.links import Link
 from rag_explain.results.metric import Metric
 from rag_explain.results.notices import Notice
 from rag_explain.results.precomputed import Precomputed
+from rag_explain.results.spans import ValuedSpan
 from rag_explain.results.stages import Stage
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Part, Role, Token, Unit
 
-__all__ = ["Array", "Comparison", "Contrast", "Deferred", "Explanation", "Factors", "Highlight", "Hit", "Hits", "Link"]
-__all__ += ["Metric", "Notice", "Pair", "Part", "Passage", "Precomputed", "Role", "Stage", "Status", "Token", "Unit"]
+__all__ = ["Array", "Comparison", "Contrast", "Deferred", "Evidence", "Explanation", "Factors", "Highlights", "Hit"]
+__all__ += ["Hits", "Link", "Metric", "Notice", "Pair", "Part", "Passage", "Precomputed", "Role", "Stage", "Status"]
+__all__ += ["Token", "Unit", "ValuedSpan"]

@@ -95,7 +95,7 @@ def test_a_text_longer_than_the_window_is_read_in_overlapping_windows(architectu
     np.testing.assert_allclose([one.value for one in evidence.sentences], wanted, rtol=1e-5)
     assert min(wanted) > 0.0
     assert [(notice.code, notice.level) for notice in evidence.notices] == [(METHOD, "note")]
-    assert f"{len(windows)} windows" in evidence.notices[0].text
+    assert "overlapping windows" in evidence.notices[0].text
 
 
 def test_windows_hold_whole_sentences_fit_and_overlap() -> None:
@@ -130,6 +130,17 @@ def test_offsets_are_the_caller_s_and_metadata_do_not_count(text: str) -> None:
     assert evidence.document == text
     assert [(one.text, one.start, one.end) for one in evidence.sentences] == [(text[a:b], a, b) for a, b in spans(text)]
     assert all(one.value > 0.0 for one in evidence.sentences)
+
+
+def test_a_text_behind_more_metadata_than_the_encoder_reads_is_read() -> None:
+    before = LONG + "\n\n"
+    passage = Passage(before + DOCUMENT, len(before))
+    explainer = Explainer(tiny("bert"), "pooled")
+    assert explainer.explain(QUERY, passage).truncated == ("document",)
+    evidence = explainer.evidence(QUERY, passage)
+    assert [one.text for one in evidence.sentences] == [DOCUMENT[a:b] for a, b in spans(DOCUMENT)]
+    assert all(one.value > 0.0 for one in evidence.sentences)
+    assert TRUNCATED not in {notice.code for notice in evidence.notices}
 
 
 def test_many_documents_are_each_what_they_are_alone() -> None:

@@ -18,8 +18,8 @@ LAYERS = """
     errors _torch probes
     texts.tokens texts.passage texts.segments texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
-    results.deferred results.links results.explanation results.spans results.highlights results.contrast
-    results.comparison results.hits results.precomputed results
+    results.deferred results.links results.spans results.explanation results.highlights results.evidence
+    results.contrast results.comparison results.hits results.precomputed results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
@@ -29,6 +29,7 @@ LAYERS = """
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear
     scorers.base scorers.bi_encoder scorers.multi_vector scorers.checks scorers
+    evidence
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.integration_path methods.jacobian
     methods.baselines methods.bti methods.alignment methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
@@ -40,7 +41,8 @@ LAYERS = """
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
     log.writer log.runs log.verify log.diff log
     render.sentences render.palette render.blocks
-    render.views.explanation render.views.hits render.views.contrast render.views.comparison render.views
+    render.views.explanation render.views.hits render.views.contrast render.views.comparison
+    render.views.evidence render.views
     render.terminal render.notebook render.page render.plot render
     cli.output cli.explain cli.index cli.search cli.demo cli.doctor cli.store cli.log cli
 """

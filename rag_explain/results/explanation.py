@@ -21,6 +21,7 @@ from rag_explain.results.display import Displayable
 from rag_explain.results.links import Link, find_links
 from rag_explain.results.notices import Notice, cut_sides, merged, stand_in_reason
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
+from rag_explain.results.spans import ValuedSpan, best
 from rag_explain.texts.tokens import Role, Token, Unit
 from rag_explain.texts.units import Index, text_units
 
@@ -42,16 +43,6 @@ class Pair:
     document: Token
     value: float
     share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Highlight:
-    """A piece of the document, `document[start:end] == text`, and what it carries, in score units."""
-
-    text: str
-    start: int
-    end: int
-    value: float
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -153,17 +144,14 @@ class Explanation(ReadOnly, Displayable):
         saliency: Array = self.matrix[:-1].sum(axis=1)
         return saliency
 
-    def highlights(self, k: int = 5) -> list[Highlight]:
+    def highlights(self, k: int = 5) -> tuple[ValuedSpan, ...]:
         """The k pieces of the document that carry most, with their character offsets; largest first."""
-        carried = zip(self.document_tokens, self.document_saliency().tolist(), strict=True)
-        found = [Highlight(one.text, one.start, one.end, value) for one, value in carried if one.part == "text"]
-        return sorted(found, key=lambda highlight: -highlight.value)[: max(0, k)]
+        return best(self.document_spans(), k)
 
-    def links(self, k: int | None = None) -> tuple[Link, ...]:
-        """Words and phrases of both texts that belong together, those that carry most first: k of them, or all."""
-        words = self.by_word()
-        found = find_links(words.pairs, words.query_tokens, words.document_tokens, (self.query, self.document))
-        return found if k is None else found[: max(0, k)]
+    def document_spans(self) -> tuple[ValuedSpan, ...]:
+        """Every piece of the document's text with what it carries, in the document's order."""
+        carried = zip(self.document_tokens, self.document_saliency().tolist(), strict=True)
+        return tuple(ValuedSpan(one.text, one.start, one.end, value) for one, value in carried if one.part == "text")
 
     def by_word(self) -> Explanation:
         """The same explanation by words: pieces are summed; special tokens and prompts go to the rest."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from rag_explain.results.explanation import Explanation
-from rag_explain.results.spans import ValuedSpan, ValuedSpans
+from rag_explain.results.spans import ValuedSpans
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -26,11 +26,9 @@ class Highlights(ValuedSpans):
     def of(cls, explanation: Explanation) -> Self:
         """What an explanation says of the document's words."""
         shown = explanation.in_words()
-        carried = zip(shown.document_tokens, shown.document_saliency().tolist(), strict=True)
-        spans = tuple(ValuedSpan(one.text, one.start, one.end, value) for one, value in carried if one.part == "text")
         names = ("query", "document", "score", "method", "model", "fingerprint", "notices", "gap", "measure")
         fields: dict[str, Any] = {name: getattr(shown, name) for name in names}
-        return cls(spans=spans, **fields)
+        return cls(spans=shown.document_spans(), **fields)
 
     @property
     def unattributed(self) -> float:

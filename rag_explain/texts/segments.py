@@ -39,7 +39,7 @@ _ABBREVIATIONS = regex.compile(
 )
 _BEFORE_NUMBERS = regex.compile(r"(?i:no|refs?|chap|sect|tab|art|p|ca)")
 # Without capitals there is less to tell by: initials are small, and what may end a sentence mostly does not.
-_SMALL_ABBREVIATIONS = regex.compile(r"\p{L}(?:\.\p{L}+)*|etc|viz|resp|refs?|ca|spp?|ssp|subsp|var|approx")
+_SMALL_ABBREVIATIONS = regex.compile(r"\p{L}(?:\.\p{L}+)*|etc|viz|resp|refs?|ca|spp?|ssp|subsp|var")
 _LAST_WORD = regex.compile(r"[\p{L}\p{M}.]*$")
 _ITEM_NUMBER = regex.compile(r"(?:^|\n)[^\S\n]*\d+$")
 _SMALL_LETTER = regex.compile(r"\s*\p{Ll}")

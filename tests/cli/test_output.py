@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rag_explain import Explainer
+from rag_explain.cli import explain as explain_command
+from rag_explain.cli import main
 from rag_explain.cli.output import add_output_arguments, write
 from rag_explain.errors import InvalidInput
+from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
+from tests.support.models import tiny
 from tests.support.samples import explain, hits
 
 
@@ -48,6 +53,20 @@ def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == f"written to {path}\n"
     with pytest.raises(InvalidInput, match=r"cannot be written to .*: No such file"):
         write(explain(), parsed("--html", str(tmp_path / "no" / "why.html")))
+
+
+def test_evidence_is_shown_in_every_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain_command, "make_explainer", lambda arguments: Explainer(tiny("bert"), "pooled"))
+    text = "A dog ran. The cat looked at the moon. Nobody came."
+    for form in ([], ["--json"], ["--html", str(tmp_path / "page.html")]):
+        assert main(["explain", "the cat", text, "--evidence", *form]) == 0
+    terminal, line, written = capsys.readouterr().out.rsplit("\n", 3)[:3]
+    assert "2 of 3 sentences; where to look" in " ".join(terminal.split())
+    assert len(Evidence.from_dict(json.loads(line)).sentences) == 3
+    assert written.startswith("written to")
+    assert "where to look" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("words", [["--top", "-1"], ["--top", "many"], ["--by", "page"], ["--json", "--html", "x"]])
