@@ -49,7 +49,7 @@ _PROMPTS = 'prompts={"query": ..., "document": ...}'
 _CHANGED = Notice(
     MISMATCH, "the model was changed between the search and this explanation, which is of the model as it is now"
 )
-_OTHER_USAGE = "{} was changed after the search: how it embedded the query then cannot be compared any more"
+_OTHER_USAGE = "{} embeds otherwise than in the search: how it embedded the query then cannot be compared any more"
 _UNASKED = "{} embeds elsewhere, where asking may cost money: that it embeds queries as this encoder does is not known"
 _NOTHING = Notice(
     UNCHECKED,
@@ -136,7 +136,7 @@ class Checks:
 
     def __init__(self) -> None:
         self._asked: tuple[object, list[Notice]] | None = None
-        self._asked_last: object = None  # the moment and the query that it was asked for
+        self._asked_last: Moment | None = None
         self._asking = threading.Lock()
         self._has_warned = False
 
@@ -172,20 +172,26 @@ class Checks:
         Where scores tell the same, and the explainer was made to embed as the object does, once is enough. One that
         was changed since the search would tell of another search.
         """
-        embedder, asked_for = moment.search.embedder, (ref(explainer), moment.usage, query)
+        embedder = moment.search.embedder
         if embedder is None:
             return []
         with self._asking:
-            if moment.has_changed_usage():
-                text = _OTHER_USAGE.format(embedder.name)
-                return [Notice(UNCHECKED, text, "note") if moment.is_followed else Notice(OTHER_RANKING, text)]
-            if self._asked_last != asked_for:
-                key = ref(explainer), moment.usage, None if moment.is_followed and is_scored else query
-                if self._asked is None or self._asked[0] != key:
-                    self._asked = key, _vector_notices(explainer, embedder, moment, query)
-                self._asked_last = asked_for
+            if self._asked_last is not moment:
+                self._asked = self._asked_now(explainer, embedder, moment, query, is_scored)
+                self._asked_last = moment
             assert self._asked is not None
             return self._asked[1]
+
+    def _asked_now(
+        self, explainer: Explainer, embedder: Embedder, moment: Moment, query: str, is_scored: bool
+    ) -> tuple[object, list[Notice]]:
+        is_seen = moment.has_changed_usage()
+        if is_seen or moment.has_hidden_usage():
+            text, is_known = _OTHER_USAGE.format(embedder.name), is_seen and moment.is_followed
+            return None, [Notice(UNCHECKED, text, "note") if is_known else Notice(OTHER_RANKING, text)]
+        key = ref(explainer), moment.usage, None if moment.is_followed and is_scored else moment
+        is_known = self._asked is not None and self._asked[0] == key
+        return self._asked if self._asked and is_known else (key, _vector_notices(explainer, embedder, moment, query))
 
 
 def _compared(
