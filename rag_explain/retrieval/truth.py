@@ -29,7 +29,7 @@ from rag_explain.results.notices import (
     Notice,
     stand_in_reason,
 )
-from rag_explain.retrieval.engines import TOLERANCE, coded
+from rag_explain.retrieval.engines import TOLERANCE, Engine, coded
 from rag_explain.retrieval.search import Moment, RetrievedDocument
 from rag_explain.retrieval.usage import Embedder
 
@@ -91,7 +91,8 @@ class Seen:
     """What comparing showed of one document."""
 
     stored: Stored | None = None  # what the engine keeps
-    loss: float = 0.0  # what its coding takes away from the vector, as a share of its length
+    expected: float | None = None  # the similarity that it would tell of this encoder's vector, which it codes
+    loss: float = 0.0  # how far the similarity that it tells may be from this encoder's
     scale: float = 1.0  # the product of the vectors' lengths: what an inner product can be at most, and rounds by
     asked: Sequence[Notice] = ()  # what asking the framework's embedding object showed
     unasked: str | None = None  # why it was not asked
@@ -120,8 +121,7 @@ class Scoring:
             is_kept = seen.stored is not None and not found
             found.append(Notice(UNCHECKED, seen.unasked, "note") if is_kept else Notice(OTHER_RANKING, seen.unasked))
         is_known = stand_in_reason((*explanation.notices, *found)) is not None
-        allowed = (self.tolerance + seen.loss) * seen.scale
-        if claimed is not None and other_ranking is None and not abs(claimed - explanation.score) <= allowed:
+        if claimed is not None and other_ranking is None and not self._agree(claimed, explanation.score, seen):
             shown = ".4f" if seen.scale == 1.0 else ".4g"
             text = f"the index's score implies a similarity of {claimed:{shown}}, but this encoder computes "
             # The cause is guessed only where none is known.
@@ -129,6 +129,13 @@ class Scoring:
         elif claimed is None and seen.stored is None and not is_known:
             found.append(_NOTHING)
         return tuple(found)
+
+    def _agree(self, claimed: float, own: float, seen: Seen) -> bool:
+        """Whether an index tells what it must of a vector, and not too far from what is explained."""
+        expected = own if seen.expected is None else seen.expected
+        strict = max(self.tolerance, seen.loss if seen.expected is None else 0.0)
+        is_near = abs(claimed - own) <= max(self.tolerance, seen.loss) * seen.scale
+        return is_near and abs(claimed - expected) <= strict * seen.scale
 
 
 class Checks:
@@ -207,23 +214,33 @@ def _compared(
         if not kept and not (is_scored and (by_length or loses)):
             return nothing
         own = explainer.document_vectors([document.text or "" for document in found]).astype(np.float64)
-        as_kept = own if engine is None else coded(engine, own)
-        length = float(np.linalg.norm(explainer.query_vector(query))) if by_length and is_scored else 1.0
-        seen = []
-        for index, document in enumerate(found):
-            scale = length * float(np.linalg.norm(own[index])) if by_length and is_scored else 1.0
-            if as_kept is None or engine is None:
-                seen.append(Seen(loss=0.0 if engine is None else engine.tolerance, scale=scale))
-                continue
-            like = np.asarray(as_kept[index], np.float64)
-            loss = min(_distance(own[index], like, by_length=by_length), engine.tolerance) if loses else 0.0
-            vector = kept.get(document.id or "")
-            stored = None if vector is None else Stored(engine.metric, np.asarray(vector, np.float64), like)
-            seen.append(Seen(stored=stored, loss=loss, scale=scale))
-        return seen
+        asked = explainer.query_vector(query).astype(np.float64) if is_scored else np.zeros(own.shape[1])
+        asked = asked if by_length else _unit(asked)
+        return [
+            _seen(engine if loses or kept else None, kept.get(document.id or ""), asked, vector, by_length)
+            for document, vector in zip(found, own, strict=True)
+        ]
     except Exception as error:
         logger.debug("the engine's vectors cannot be compared: %s: %s", type(error).__name__, error)
         return nothing
+
+
+def _seen(engine: Engine | None, kept: Any, asked: Vector, own: Vector, by_length: bool) -> Seen:
+    """What an engine shows of a document: `kept` is its vector there, `asked` the query's, `own` this encoder's."""
+    scale = float(np.linalg.norm(asked) * np.linalg.norm(own)) if by_length else 1.0
+    if engine is None:
+        return Seen(scale=scale)
+    if not by_length:  # only directions are compared, but what is coded has a length
+        own = _unit(own) * (1.0 if kept is None else float(np.linalg.norm(kept)))
+    coded_own = coded(engine, own[None]) if kept is None or len(kept) == len(own) else own[None]
+    loss = engine.tolerance if engine.tolerance > TOLERANCE else 0.0
+    if coded_own is None:
+        return Seen(loss=loss, scale=scale)
+    like = np.asarray(coded_own[0], np.float64)
+    stored = None if kept is None else Stored(engine.metric, np.asarray(kept, np.float64), like)
+    distance = "L2" in engine.metric.base
+    expected = 1 - float(((asked - like) ** 2).sum()) / 2 if distance else float(asked @ like)
+    return Seen(stored=stored, expected=expected if loss else None, loss=loss, scale=scale)
 
 
 def _vector_notices(explainer: Explainer, embedder: Embedder, moment: Moment, query: str) -> list[Notice]:
