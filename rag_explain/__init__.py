@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
     from rag_explain.shifted import ShiftedEncoder
-    from rag_explain.types import Comparison, Contrast, Explanation, Factors, Highlight, Hit, Hits, Pair, Token
+    from rag_explain.types import Comparison, Contrast, Explanation, Factors, Highlights, Hit, Hits, Pair, Token
 
 __version__ = "0.1.0"
 __all__ = ["Explainer", "ShiftedEncoder", "__version__"]
-__all__ += ["Comparison", "Contrast", "Explanation", "Factors", "Highlight", "Hit", "Hits", "Pair", "Token"]
+__all__ += ["Comparison", "Contrast", "Explanation", "Factors", "Highlights", "Hit", "Hits", "Pair", "Token"]
 
 _HOME = {"Explainer": "rag_explain.explainer", "ShiftedEncoder": "rag_explain.shifted"}
 

@@ -34,6 +34,7 @@ class Batch:
         spans: for each text, where its tokens stand in the passage's string; empty where that is not known.
         features: what the model's modules take: `input_ids` (D, n), `attention_mask` (D, n) and so on. Empty for a
             scorer that is no torch model.
+        fingerprint: of the model when it read them; "" where that was not asked for.
     """
 
     passages: tuple[Passage, ...]
@@ -42,6 +43,7 @@ class Batch:
     notices: tuple[tuple[Notice, ...], ...]
     spans: tuple[tuple[Span, ...], ...] = ()
     features: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
 
     def __len__(self) -> int:
         return len(self.passages)

@@ -147,10 +147,15 @@ def _splitting(tokenizer: Any) -> str:
 
 def is_unread(model: nn.Module, path: str) -> bool:
     """Whether a path is that of plain data in a module, under a name that no class in the model mentions."""
-    owner, _, key = path.rpartition(".")
+    owner, dot, key = path.rpartition(".")
     modules = dict(model.named_modules())
     kept = vars(modules[owner]).get(key) if owner in modules else nn.Module
-    return is_data(kept) and all(key not in _mentioned(kind) for kind in map(type, modules.values()))
+    return (
+        bool(dot)
+        and key.isidentifier()
+        and is_data(kept)
+        and all(key not in _mentioned(kind) for kind in map(type, modules.values()))
+    )
 
 
 @lru_cache(maxsize=512)

@@ -97,6 +97,9 @@ class Glance:
         self._hooks = [(own, list(own.values())) for own in hooks]
         self._sized: list[dict[Any, Any]] = [*(module.__dict__ for module in others), *inside, *hooks]
         self._sizes = list(map(len, self._sized))
+        self._ordered = [own for module in model.modules() if len(own := parts(module)[2]) > 1]
+        self._orders = list(map(list, self._ordered))
+        self._similarity = _own_similarity(model)
         self._tokenizer = getattr(model[0], "tokenizer", None)
         self._splitting = _splitting(self._tokenizer)
         self._tensors = tensors(model, self.fleeting)
@@ -108,9 +111,11 @@ class Glance:
         return (
             not all(map(operator.is_, map(dict.get, owners, keys), values))
             or list(map(len, self._sized)) != self._sizes
+            or list(map(list, self._ordered)) != self._orders  # a chain of modules runs in the order of its dictionary
             or list(map(type, self._modules)) != self._classes
             or len(model.__dict__) != self._top_size
             or type(model) is not self._top_class
+            or _own_similarity(model) != self._similarity
             or any(now is not before for now, before in zip(parts(model), self._top_parts, strict=True))
             or any(plain(model.__dict__.get(key, _MISSING)) != value for key, value in self._top.items())
             or any(own.get(key, _MISSING) != value for own, key, value in self._equal)
@@ -174,6 +179,8 @@ class Watch(Glance):
         """Something was touched: refuse the model if that can matter, else remember it as it is now."""
         now = self._facts(model)
         changed = differing(now, self.facts)
+        if _own_similarity(model) != self._similarity:
+            raise ModelChanged.because("it compares by another function")
         unread = {path for path in changed if is_unread(model, path)}
         for path in sorted(changed - unread) or (sorted(unread) if unread and attributes_decide(model, unread) else ()):
             raise ModelChanged.because(
@@ -209,6 +216,13 @@ def _is_mutable(value: Any) -> bool:
 def _is_opaque(value: Any) -> bool:
     """Whether the facts know no more of a value than its class."""
     return not isinstance(value, Tensor | nn.Module | dict | type) and not callable(value) and not is_data(value)
+
+
+def _own_similarity(model: Any) -> Any:
+    """A function of the user's own by which the model compares; None for those of its library, which have names."""
+    function = vars(model).get("_similarity")
+    is_own = function is not None and not str(getattr(function, "__module__", "")).startswith("sentence_transformers")
+    return plain(function) if is_own else None
 
 
 def _is_tokenizer(value: Any) -> bool:

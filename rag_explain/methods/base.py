@@ -178,7 +178,7 @@ class Method(ABC):
             role=batch.role,
             method=self.name,
             settings=self.settings,
-            fingerprint=self.scorer.fingerprint,
+            fingerprint=batch.fingerprint or self.scorer.fingerprint,
             error=float(error),
             **fields,
         )

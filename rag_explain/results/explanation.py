@@ -18,7 +18,6 @@ from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.probes import Probes
 from rag_explain.results import serialization as plain
 from rag_explain.results.display import Displayable
-from rag_explain.results.links import Link, find_links
 from rag_explain.results.notices import Notice, cut_sides, merged, stand_in_reason
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.results.spans import ValuedSpan, best

@@ -24,7 +24,7 @@ from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
 from rag_explain.retrieval.engines import FaissEngine
 from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
-from rag_explain.retrieval.search import RetrievedDocument
+from rag_explain.retrieval.search import RetrievedDocument, Search
 from rag_explain.texts.passage import Passage, check_id
 from rag_explain.texts.tokens import Unit
 
@@ -74,9 +74,8 @@ class FaissRetriever(ProcessBound):
         explainer.scorer.embed([], "query")  # refused in words by a scorer that has no vector per text
         self.index, self.explainer, self.normalize = index, explainer, normalize
         self._documents, self._ids, self._metadata = documents, ids, metadata
-        engine = partial(FaissEngine, index)  # without rows: the documents' ids are the user's own
         options: dict[str, Any] = {"explain": explain, "top": top, "time_limit": time_limit, "unit": unit}
-        self._hit_explainer = HitExplainer(explainer, engine=engine, **options)
+        self._hit_explainer = HitExplainer(explainer, **options)
 
     @classmethod
     def from_texts(
@@ -128,7 +127,9 @@ class FaissRetriever(ProcessBound):
             vectors = _unit(vectors)
         scores, rows = self.index.search(vectors, min(k, max(1, len(self))))
         metric, reason = self._scoring(vectors)
-        hits = partial(self._hit_explainer.hits, explain=explain, top=top, metric=metric, surrogate=reason)
+        # The engine is given no rows: the documents' ids are the user's own.
+        search = Search(source=self.explainer, engine=FaissEngine(self.index), metric=metric, surrogate=reason)
+        hits = partial(self._hit_explainer.hits, explain=explain, top=top, search=search)
         return [hits(query, self._found(*found)) for query, *found in zip(queries, scores, rows, strict=True)]
 
     def _embed(self, queries: Sequence[str], explain: ExplainMode | None) -> NDArray[np.float32]:

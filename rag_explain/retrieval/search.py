@@ -61,7 +61,7 @@ class Search:
     name: str = "the index"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Moment:
     """The state of everything that decides an embedding when a search was made; nothing is computed to know it."""
 
@@ -90,6 +90,11 @@ class Moment:
         """Whether the embedding object embeds with another model by now, or otherwise."""
         embedder = self.search.embedder
         return embedder is not None and (embedder.model is not self.model or embedder.usage() != self.usage)
+
+    def has_hidden_usage(self) -> bool:
+        """Whether the object embeds otherwise than its attributes showed: when that began is not known."""
+        embedder = self.search.embedder
+        return embedder is not None and embedder.usage(is_anew=True) != self.usage
 
 
 class Moments:

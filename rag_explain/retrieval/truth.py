@@ -30,7 +30,7 @@ from rag_explain.results.notices import (
     Notice,
     stand_in_reason,
 )
-from rag_explain.retrieval.engines import TOLERANCE, coded
+from rag_explain.retrieval.engines import TOLERANCE, Engine, coded
 from rag_explain.retrieval.search import Moment, RetrievedDocument
 from rag_explain.retrieval.usage import Embedder
 
@@ -50,7 +50,7 @@ _PROMPTS = 'prompts={"query": ..., "document": ...}'
 _CHANGED = Notice(
     MISMATCH, "the model was changed between the search and this explanation, which is of the model as it is now"
 )
-_OTHER_USAGE = "{} was changed after the search: how it embedded the query then cannot be compared any more"
+_OTHER_USAGE = "{} embeds otherwise than in the search: how it embedded the query then cannot be compared any more"
 _UNASKED = "{} embeds elsewhere, where asking may cost money: that it embeds queries as this encoder does is not known"
 _NOTHING = Notice(
     UNCHECKED,
@@ -92,7 +92,8 @@ class Seen:
     """What comparing showed of one document."""
 
     stored: Stored | None = None  # what the engine keeps
-    loss: float = 0.0  # what its coding takes away from the vector, as a share of its length
+    expected: float | None = None  # the similarity that it would tell of this encoder's vector, which it codes
+    loss: float = 0.0  # how far the similarity that it tells may be from this encoder's
     scale: float = 1.0  # the product of the vectors' lengths: what an inner product can be at most, and rounds by
     asked: Sequence[Notice] = ()  # what asking the framework's embedding object showed
     unasked: str | None = None  # why it was not asked
@@ -121,8 +122,7 @@ class Scoring:
             is_kept = seen.stored is not None and not found
             found.append(Notice(UNCHECKED, seen.unasked, "note") if is_kept else Notice(OTHER_RANKING, seen.unasked))
         is_known = stand_in_reason((*explanation.notices, *found)) is not None
-        allowed = (self.tolerance + seen.loss) * seen.scale
-        if claimed is not None and other_ranking is None and not abs(claimed - explanation.score) <= allowed:
+        if claimed is not None and other_ranking is None and not self._agree(claimed, explanation.score, seen):
             shown = ".4f" if seen.scale == 1.0 else ".4g"
             text = f"the index's score implies a similarity of {claimed:{shown}}, but this encoder computes "
             # The cause is guessed only where none is known.
@@ -131,13 +131,20 @@ class Scoring:
             found.append(_NOTHING)
         return tuple(found)
 
+    def _agree(self, claimed: float, own: float, seen: Seen) -> bool:
+        """Whether an index tells what it must of a vector, and not too far from what is explained."""
+        expected = own if seen.expected is None else seen.expected
+        strict = max(self.tolerance, seen.loss if seen.expected is None else 0.0)
+        is_near = abs(claimed - own) <= max(self.tolerance, seen.loss) * seen.scale
+        return is_near and abs(claimed - expected) <= strict * seen.scale
+
 
 class Checks:
     """Compares what is explained with what was searched, for one retriever. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._asked: tuple[object, list[Notice]] | None = None
-        self._asked_last: object = None  # the moment and the query that it was asked for
+        self._asked_last: Moment | None = None
         self._asking = threading.Lock()
         self._has_warned = False
 
@@ -173,20 +180,26 @@ class Checks:
         Where scores tell the same, and the explainer was made to embed as the object does, once is enough. One that
         was changed since the search would tell of another search.
         """
-        embedder, asked_for = moment.search.embedder, (ref(explainer), moment.usage, query)
+        embedder = moment.search.embedder
         if embedder is None:
             return []
         with self._asking:
-            if moment.has_changed_usage():
-                text = _OTHER_USAGE.format(embedder.name)
-                return [Notice(UNCHECKED, text, "note") if moment.is_followed else Notice(OTHER_RANKING, text)]
-            if self._asked_last != asked_for:
-                key = ref(explainer), moment.usage, None if moment.is_followed and is_scored else query
-                if self._asked is None or self._asked[0] != key:
-                    self._asked = key, _vector_notices(explainer, embedder, moment, query)
-                self._asked_last = asked_for
+            if self._asked_last is not moment:
+                self._asked = self._asked_now(explainer, embedder, moment, query, is_scored)
+                self._asked_last = moment
             assert self._asked is not None
             return self._asked[1]
+
+    def _asked_now(
+        self, explainer: Explainer, embedder: Embedder, moment: Moment, query: str, is_scored: bool
+    ) -> tuple[object, list[Notice]]:
+        is_seen = moment.has_changed_usage()
+        if is_seen or moment.has_hidden_usage():
+            text, is_known = _OTHER_USAGE.format(embedder.name), is_seen and moment.is_followed
+            return None, [Notice(UNCHECKED, text, "note") if is_known else Notice(OTHER_RANKING, text)]
+        key = ref(explainer), moment.usage, None if moment.is_followed and is_scored else moment
+        is_known = self._asked is not None and self._asked[0] == key
+        return self._asked if self._asked and is_known else (key, _vector_notices(explainer, embedder, moment, query))
 
 
 def _compared(
@@ -202,23 +215,33 @@ def _compared(
         if not kept and not (is_scored and (by_length or loses)):
             return nothing
         own = explainer.document_vectors([document.text or "" for document in found]).astype(np.float64)
-        as_kept = own if engine is None else coded(engine, own)
-        length = float(np.linalg.norm(explainer.query_vector(query))) if by_length and is_scored else 1.0
-        seen = []
-        for index, document in enumerate(found):
-            scale = length * float(np.linalg.norm(own[index])) if by_length and is_scored else 1.0
-            if as_kept is None or engine is None:
-                seen.append(Seen(loss=0.0 if engine is None else engine.tolerance, scale=scale))
-                continue
-            like = np.asarray(as_kept[index], np.float64)
-            loss = min(_distance(own[index], like, by_length=by_length), engine.tolerance) if loses else 0.0
-            vector = kept.get(document.id or "")
-            stored = None if vector is None else Stored(engine.metric, np.asarray(vector, np.float64), like)
-            seen.append(Seen(stored=stored, loss=loss, scale=scale))
-        return seen
+        asked = explainer.query_vector(query).astype(np.float64) if is_scored else np.zeros(own.shape[1])
+        asked = asked if by_length else _unit(asked)
+        return [
+            _seen(engine if loses or kept else None, kept.get(document.id or ""), asked, vector, by_length)
+            for document, vector in zip(found, own, strict=True)
+        ]
     except Exception as error:
         logger.debug("the engine's vectors cannot be compared: %s: %s", type(error).__name__, error)
         return nothing
+
+
+def _seen(engine: Engine | None, kept: Any, asked: Vector, own: Vector, by_length: bool) -> Seen:
+    """What an engine shows of a document: `kept` is its vector there, `asked` the query's, `own` this encoder's."""
+    scale = float(np.linalg.norm(asked) * np.linalg.norm(own)) if by_length else 1.0
+    if engine is None:
+        return Seen(scale=scale)
+    if not by_length:  # only directions are compared, but what is coded has a length
+        own = _unit(own) * (1.0 if kept is None else float(np.linalg.norm(kept)))
+    coded_own = coded(engine, own[None]) if kept is None or len(kept) == len(own) else own[None]
+    loss = engine.tolerance if engine.tolerance > TOLERANCE else 0.0
+    if coded_own is None:
+        return Seen(loss=loss, scale=scale)
+    like = np.asarray(coded_own[0], np.float64)
+    stored = None if kept is None else Stored(engine.metric, np.asarray(kept, np.float64), like)
+    distance = "L2" in engine.metric.base
+    expected = 1 - float(((asked - like) ** 2).sum()) / 2 if distance else float(asked @ like)
+    return Seen(stored=stored, expected=expected if loss else None, loss=loss, scale=scale)
 
 
 def _vector_notices(explainer: Explainer, embedder: Embedder, moment: Moment, query: str) -> list[Notice]:

@@ -89,10 +89,10 @@ class Embedder:
         """(e,): what the framework searches with."""
         return np.asarray(self.calls["query"](self.holder, query), np.float64)
 
-    def usage(self) -> Usage | None:
+    def usage(self, *, is_anew: bool = False) -> Usage | None:
         """How it uses its model, as of now; None where it has none, or does what cannot be told in these words.
 
-        Seen anew only where an attribute on the way to the model, or a setting of the model, is another one.
+        Unless it `is_anew`, seen again only where an attribute on the way to the model, or of the model, is another.
         """
         model = self.model
         if model is None:
@@ -100,7 +100,7 @@ class Embedder:
         own = {name: value for name, value in vars(model).items() if name in _DECIDING or callable(value)}
         state = type(model), fixed(own), model.max_seq_length, holder_state(self.holder, model)
         seen = self._seen[:1]
-        if not seen or seen[0][0] != state:
+        if is_anew or not seen or seen[0][0] != state:
             # What stands in the place of the model's own `encode` may do anything, elsewhere too.
             seen = [(state, None if "encode" in own else self._used(model))]
             self._seen[:] = seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -159,7 +160,9 @@ class EncoderScorer(Scorer):
         return self._encoder.computing()
 
     def read(self, passages: Sequence[Passage], role: Role) -> Batch:
-        return self._encoder.read(passages, role)
+        # Looked at once, before anything is computed: not again for each text whose factors are built.
+        fingerprint = self.fingerprint
+        return replace(self._encoder.read(passages, role), fingerprint=fingerprint)
 
     def window_spans(self, text: str, sentences: Sequence[Span]) -> list[Span]:
         return window_spans(text, sentences, self._encoder.reader)

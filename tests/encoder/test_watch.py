@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -74,8 +75,27 @@ def _encode(model):
     model.encode = lambda *args, **kwargs: encode(*args, **kwargs) + 1.0
 
 
+class Mirrored(Scaled):
+    """Has the parts of the class that it is put in place of."""
+
+    def forward(self, features):
+        features["sentence_embedding"] = features["sentence_embedding"].relu()
+        return super().forward(features)
+
+
+def _class(model):
+    model[2].__class__ = Mirrored
+
+
+def _similarity(model):
+    model.similarity_fn_name = "cosine"
+    model._similarity = lambda one, other: -torch.cdist(*map(torch.atleast_2d, map(torch.as_tensor, (one, other))))
+
+
 CHANGES = {
     "assigned weights": _assign,
+    "a class": _class,
+    "a function that compares": _similarity,
     "a replaced parameter": _replace_parameter,
     "a replaced module": _replace_module,
     "an appended module": _append_module,
@@ -99,6 +119,7 @@ CHANGES = {
     "a buffer": lambda model: model[2].register_buffer("shift", torch.ones(16, dtype=torch.float64)),
     "half precision": lambda model: model.to(torch.float32),
 }
+UNEXPLAINED = (_hook, _encode, _similarity)  # refused by a new Explainer too
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -115,7 +136,7 @@ def test_a_changed_model_is_refused_or_explained_as_it_is_now(change):
     except ModelChanged:
         with pytest.raises(ModelChanged, match="make a new one"):
             explainer.scorer.embed(TEXTS, "query")
-        explained = now if change in (_hook, _encode) else Explainer(model).explain(*TEXTS).score
+        explained = now if change in UNEXPLAINED else Explainer(model).explain(*TEXTS).score
     assert explained == pytest.approx(now, abs=1e-5)
     assert change is CHANGES["half precision"] or abs(now - before) > 1e-6  # the change is one
 
@@ -169,21 +190,79 @@ HARMLESS = {
     "it is moved where it is": lambda model: model.to("cpu"),
     "gradients are asked for": lambda model: model.requires_grad_(False),
     "gradient checkpointing": lambda model: model[0].auto_model.gradient_checkpointing_enable(),
+    "an attribute that nothing reads": lambda model: (setattr(model, "step", 1), setattr(model[2], "note", "x")),
+    "an attribute that nothing reads changes": lambda model: [setattr(model, "step", 1 + model.step)],
+    "an equal tokenizer": lambda model: _copy_tokenizer(model[0]),
     "attentions are asked for once": lambda model: model[0].auto_model(
         **model.tokenizer(TEXTS[0], return_tensors="pt"), output_attentions=True
     ),
 }
 
 
+def _copy_tokenizer(transformer):
+    transformer.processor = transformer.input_formatter.processor = copy.deepcopy(transformer.processor)
+
+
 @pytest.mark.parametrize("use", HARMLESS.values(), ids=HARMLESS)
 def test_what_changes_nothing_is_not_refused(use):
     model = _plain()
+    model.step = 0
     explainer = Explainer(model)
     before = explainer.explain(*TEXTS)
     use(model)
     after = explainer.explain(*TEXTS)
     assert after.score == pytest.approx(before.score, abs=1e-6)
     assert after.fingerprint == before.fingerprint
+
+
+class Reading(nn.Module):
+    """Reads an attribute that it does not have at first; `by_name` in a way that its own code does not show."""
+
+    def __init__(self, by_name):
+        super().__init__()
+        self.by_name = by_name
+
+    def forward(self, features):
+        gain = getattr(self, "".join(["ga", "in"]), 1.0) if self.by_name else getattr(self, "gain", 1.0)
+        features["sentence_embedding"] = features["sentence_embedding"] + gain
+        return features
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_attribute_that_is_read_is_a_change_however_it_is_read(by_name):
+    model = tiny("bert", after=lambda: [Reading(by_name)])
+    explainer = Explainer(model)
+    model[2].gain = 1.0  # which changes nothing yet
+    try:
+        before = explainer.explain(*TEXTS).score
+    except ModelChanged:
+        explainer = Explainer(model)
+        before = explainer.explain(*TEXTS).score
+    model[2].gain = 2.0
+    with pytest.raises(ModelChanged, match="gain"):
+        explainer.explain(*TEXTS)
+    assert abs(Explainer(model).explain(*TEXTS).score - before) > 1e-4
+
+
+def test_modules_in_another_order_are_another_model():
+    model = tiny("bert", after=lambda: [Scaled(factor=2.0), Dense(16, 16)])
+    explainer = Explainer(model)
+    own = model.__dict__["_modules"]
+    own["2"] = own.pop("2")  # runs last from now on
+    with pytest.raises(ModelChanged):
+        explainer.explain(*TEXTS)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "modernbert", "bert"])
+def test_a_model_in_another_precision_is_explained_in_it(name):
+    model = tiny(name, dtype=torch.float32)
+    explainer = Explainer(model)
+    before = explainer.explain(*TEXTS)
+    model.to(torch.bfloat16)
+    own = float(model.similarity(model.encode_query(TEXTS[0]), model.encode_document(TEXTS[1])))
+    after = explainer.explain(*TEXTS)
+    assert after.score == pytest.approx(own, abs=5e-2)
+    assert after.fingerprint != before.fingerprint
 
 
 def test_buffers_that_moved_with_their_values_are_the_same_model():

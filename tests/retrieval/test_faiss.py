@@ -320,3 +320,29 @@ def test_copies_and_pickles_of_a_retriever_and_its_hits() -> None:
     assert [hit.status for hit in again] == ["ready", "skipped"]
     assert again[0].explanation.to_dict() == hits[0].explanation.to_dict()
     assert again[1].reason == "it was not computed before the hit was pickled"
+
+
+@pytest.mark.parametrize("kind", ["SQfp16", "SQ8", "SQ4,RFlat", "RR16,Flat", "IDMap,SQfp16", "HNSW8_SQ8", "Flat"])
+@pytest.mark.parametrize("header", ["", "the old bridge: paris, "])
+def test_an_index_of_other_texts_is_noticed_whatever_it_keeps_of_their_vectors(kind: str, header: str) -> None:
+    own = explainer().scorer.embed([header + text for text in TEXTS], "document")
+    own /= np.linalg.norm(own, axis=1, keepdims=True)
+    index = faiss.index_factory(own.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
+    index.train(own)
+    index.add_with_ids(own, np.arange(len(own))) if "IDMap" in kind else index.add(own)
+    retriever = FaissRetriever(index, TEXTS, explainer(), normalize=True)
+    found = [hit.explanation.surrogate for hit in retriever.search(QUERY, 5, explain="eager") if hit.explanation]
+    assert len(found) == 5
+    assert any(found) == bool(header), found
+    assert all("another model, another prompt or header" in reason for reason in found if reason)
+
+
+def test_an_explainer_or_index_that_was_exchanged_is_the_one_that_explains() -> None:
+    retriever = FaissRetriever.from_texts(CORPUS, explainer())
+    other = Explainer(tiny("roberta", dtype=torch.float32))
+    replaced = FaissRetriever.from_texts(CORPUS, other)
+    retriever.explainer, retriever.index = other, replaced.index
+    for hit in retriever.search(QUERY, 3, explain="eager"):
+        assert hit.explanation is not None
+        assert hit.explanation.surrogate is None
+        assert hit.gap == pytest.approx(0.0, abs=1e-5)

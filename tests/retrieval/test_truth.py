@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from rag_explain.explainer import Explainer
@@ -142,6 +143,20 @@ def test_the_vector_that_an_index_keeps_is_compared_by_its_direction_or_with_its
         (explainer(), None, "cosine", [UNCHECKED]),
     ):
         assert codes(hit_of(0.0, source, engine=partial(Kept, vector, metric))) == expected, (metric, vector)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+def test_inner_products_are_compared_by_the_lengths_of_their_vectors(size: float) -> None:
+    def after() -> list[torch.nn.Module]:
+        scale = Dense(16, 16, bias=False, activation_function=torch.nn.Identity())
+        torch.nn.init.eye_(scale.linear.weight).data.mul_(size)
+        return [Normalize(), scale]
+
+    by_dot = Explainer(tiny(after=after, dtype=torch.float32, similarity_fn_name="dot"))
+    (own,) = by_dot.explain_many(QUERY, CORPUS[:1])
+    assert own.score < 1.01 * size**2
+    for off, expected in ((1e-4, []), (5e-3, [MISMATCH]), (0.5, [MISMATCH])):
+        assert codes(hit_of(own.score - off * size**2, by_dot, metric="inner product")) == expected
 
 
 def test_half_precision_may_round_more() -> None:

@@ -197,6 +197,44 @@ def test_a_length_limit_that_was_changed_on_the_model_is_followed() -> None:
     assert "document" in hit.explanation.truncated
 
 
+WHERE = [""]
+
+
+def test_what_no_attribute_shows_is_said_when_it_is_first_looked_at() -> None:
+    mine = embedder(lambda m, text, role: m.encode(WHERE[0] + text), tiny(dtype=torch.float32))
+    wrapper = HitExplainer(mine)
+    for prefix, expected in (("", None), ("where: ", "embeds otherwise than in the search"), ("where: ", None)):
+        WHERE[0] = prefix
+        (hit,) = wrapper.hits(QUERY, documents())
+        assert hit.explanation is not None
+        assert (hit.explanation.surrogate is None) == (expected is None)
+        assert (expected or "") in (hit.explanation.surrogate or "")
+    WHERE[0] = ""
+
+
+def test_settings_and_methods_of_a_class_are_seen_in_the_search() -> None:
+    class Settled(Own):
+        prefix = ""
+
+        def embed(self, text: str, role: str) -> Any:
+            return self.encoder.encode(self.prefix + text)
+
+    mine = Embedder(Settled(model(), None), embedder(None).calls)
+    seen = [mine.usage()]
+    Settled.prefix = "where: "
+    seen.append(mine.usage())
+    Settled.embed = lambda self, text, role: self.encoder.encode("moon: " + text)  # type: ignore[method-assign]
+    seen.append(mine.usage())
+    assert [one.query.prefix for one in seen if one is not None] == ["", "where: ", "moon: "]
+
+
+def test_nothing_is_seen_twice_of_what_is_the_same() -> None:
+    calls: list[str] = []
+    mine = embedder(lambda m, text, role: calls.append(role) or m.encode(text))
+    assert mine.usage() == mine.usage()
+    assert calls == ["query", "document"]
+
+
 def test_embeddings_are_compared_for_every_query_but_once_where_they_are_followed_and_scores_are_told() -> None:
     asked: list[str] = []
 

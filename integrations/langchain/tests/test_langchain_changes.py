@@ -123,7 +123,7 @@ def test_a_hit_is_explained_by_the_prompt_and_the_model_of_its_search(change: An
     for document, score in zip(documents, scores, strict=True):
         assert document.explanation.score == pytest.approx(score, abs=1e-5)
         assert [notice.level for notice in document.explanation.notices] == ["note"]
-        assert "was changed after the search" in document.explanation.notices[0].text
+        assert "embeds otherwise than in the search" in document.explanation.notices[0].text
 
 
 def _write(found: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is changed before a retrieval is followed; between a retrieval and a look it is explained or said."""
+"""What is changed before a retrieval is followed; what is changed between it and a look is explained or said."""
 
 from __future__ import annotations
 

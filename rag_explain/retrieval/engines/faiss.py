@@ -19,6 +19,8 @@ _INNER = {
     **dict.fromkeys(("IndexIDMap", "IndexIDMap2"), "index"),
     **dict.fromkeys(("IndexRefine", "IndexRefineFlat"), "refine_index"),
 }
+# Kinds of index that estimate scores, or code a vector otherwise each time.
+_ESTIMATING = ("RaBitQ", "LocalSearch")
 # What is not known to lose less.
 _COMPRESSED_TOLERANCE = 0.25
 
@@ -74,6 +76,8 @@ def _coded(index: Any, vectors: Any) -> Any:
     name, index = _kind(index)
     if name in _EXACT:
         return vectors
+    if any(kind in name for kind in _ESTIMATING):
+        raise RuntimeError(f"{name} does not compare what it decodes")
     if name != "IndexPreTransform":
         return index.sa_decode(index.sa_encode(vectors))
     faiss = sys.modules["faiss"]

@@ -23,7 +23,7 @@ from llama_index.retrievers.rag_explain.stores import embedder_of
 from rag_explain import Hit
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval import HitExplainer, after, retriever_reason
+from rag_explain.retrieval import HitExplainer, Search, after, retriever_reason
 
 _UNSEEN = "a postprocessor does not see what scored the nodes; this encoder's similarity is explained"
 
@@ -50,15 +50,18 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
         """Make what explains."""
         # Not in model_post_init: pydantic would hide what is refused there behind an error of its own.
         super().__init__(**fields)
+        limits: dict[str, Any] = {"top": self.top, "time_limit": self.time_limit, "unit": self.unit}
+        self._hit_explainer = HitExplainer(explain=self.explain, **limits)
+        self._hit_explainer.prepare(self._search())
+
+    def _search(self) -> Search:
+        """What the fields say at the moment."""
         metric = Metric.named(self.metric)
         # An embedding model of LlamaIndex reads texts in its own way: an explainer is made that does the same.
         embedder = embedder_of(self.explainer) if isinstance(self.explainer, BaseEmbedding) else None
-        self._hit_explainer = HitExplainer(
-            embedder or self.explainer,
-            explain=self.explain,
-            top=self.top,
-            time_limit=self.time_limit,
-            unit=self.unit,
+        return Search(
+            source=embedder or self.explainer,
+            embedder=embedder,
             metric=metric,
             surrogate=retriever_reason(self.surrogate, _UNSEEN if metric == UNKNOWN else None),
             name="the retriever",
@@ -81,7 +84,7 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
             hits = self._hit_explainer.hits("", found(fresh), "off")
         else:
             query, reason = query_string(query_bundle)
-            hits = self._hit_explainer.hits(query, found(fresh), surrogate=reason)
+            hits = self._hit_explainer.hits(query, found(fresh), surrogate=reason, search=self._search())
             announce(query, hits)
         made = iter(hits)
         known = [carried(node) or _at(rank, next(made)) for rank, node in enumerate(nodes, 1)]
