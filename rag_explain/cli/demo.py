@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
             explainer,
             ids=[document["id"] for document in documents],
             metadata=[{"topic": document["topic"]} for document in documents],
+            unit=arguments.by,
         )
         write(retriever.search(arguments.query, arguments.k, top=arguments.explain), arguments)
     if not arguments.json:

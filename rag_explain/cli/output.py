@@ -12,6 +12,8 @@ from rag_explain.results.hits import Hits
 from rag_explain.results.serialization import to_json
 from rag_explain.texts.tokens import Unit
 
+_AT_ONCE = 3  # hits whose pairs are computed before progress is shown
+
 
 def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
     """--json, --html, --top, --by."""
@@ -38,8 +40,31 @@ def write(found: Explanation | Hits | Evidence, arguments: argparse.Namespace) -
 
         from rag_explain.render.terminal import draw
 
+        console = Console(highlight=False)
+        if isinstance(found, Hits) and console.is_terminal:
+            _show_first_look(found, console)
         options = {} if isinstance(found, Evidence) else {"top": arguments.top, "by": arguments.by}
-        Console(highlight=False).print(draw(view_of(found, **options)))
+        console.print(draw(view_of(found, **options)))
+
+
+def _show_first_look(hits: Hits, console: Any) -> None:
+    """The words of all hits at once, while their pairs are computed; it makes room for the whole then."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from rag_explain.render.terminal import draw
+    from rag_explain.render.views.highlights import first_look_view
+
+    if all(hit.status != "pending" for hit in hits):
+        return
+    bar = Progress(TextColumn("pairs of words"), BarColumn(), MofNCompleteColumn(), console=console)
+    task = bar.add_task("pairs", total=len(hits))
+    hits.load("highlights")
+    with Live(Group(draw(first_look_view(hits)), bar), console=console, transient=True):
+        for start in range(0, len(hits), _AT_ONCE):
+            hits[start : start + _AT_ONCE].load()
+            bar.update(task, completed=min(start + _AT_ONCE, len(hits)))
 
 
 def _plain(found: Explanation | Hits | Evidence, by: Unit | None) -> dict[str, Any] | list[Any]:

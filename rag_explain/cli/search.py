@@ -30,5 +30,5 @@ def run(arguments: argparse.Namespace) -> None:
 
     arguments.model = arguments.model or read_manifest(arguments.index)["model"]
     with make_explainer(arguments) as explainer:
-        retriever = FaissRetriever.load(arguments.index, explainer)
+        retriever = FaissRetriever.load(arguments.index, explainer, unit=arguments.by)
         write(retriever.search(arguments.query, arguments.k, top=arguments.explain), arguments)

@@ -8,11 +8,13 @@ from rag_explain.render.views.comparison import comparison_view
 from rag_explain.render.views.contrast import contrast_view
 from rag_explain.render.views.evidence import evidence_view
 from rag_explain.render.views.explanation import explanation_view
+from rag_explain.render.views.highlights import highlights_view
 from rag_explain.render.views.hits import hits_view
 from rag_explain.results.comparison import Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
+from rag_explain.results.highlights import Highlights
 from rag_explain.results.hits import Hit, Hits
 
 _VIEWS: dict[type[Any], Callable[..., View]] = {
@@ -22,6 +24,7 @@ _VIEWS: dict[type[Any], Callable[..., View]] = {
     Contrast: contrast_view,
     Comparison: comparison_view,
     Evidence: evidence_view,
+    Highlights: highlights_view,
 }
 
 

@@ -1,0 +1,159 @@
+"""What it costs to keep a corpus explained: building factors by sentence, word and token, against plainly encoding it.
+
+    python benchmarks/precompute.py --data FOLDER [--documents 64] [--out FILE]
+
+FOLDER holds `scifact` and `cranfield`. Both ways run in batches, in one run, in turns: ratios, not seconds. Then bytes
+in the store, what rounding to fp16 and int8 does to explanations, and growth with length from 16 to 512 tokens (of a
+model whose window is opened that far).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import data_sets
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rag_explain import Explainer
+from rag_explain.store import Store
+from rag_explain.texts.passage import as_passage
+from rag_explain.texts.tokens import Unit
+
+UNITS: tuple[Unit, ...] = ("sentence", "word", "token")
+LENGTHS = (16, 32, 64, 128, 256, 512)
+
+
+def main() -> None:
+    options = parse()
+    explainer = Explainer("all-MiniLM-L6-v2")
+    result: dict[str, Any] = {
+        "command": f"python benchmarks/precompute.py --data FOLDER --documents {options.documents}"
+    }
+    for name in ("scifact", "cranfield"):
+        collection = data_sets.collection_in(options.data / name)
+        texts = [text for text in data_sets.shuffled(list(collection.documents.values())) if text.strip()]
+        result[name] = corpus(explainer, texts[: options.documents])
+    texts = texts[:8]
+    result["precision"] = precision(explainer, texts, list(collection.queries.values())[:4])
+    result["growth"] = growth(explainer, texts)
+    show(result)
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--documents", type=int, default=64)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def corpus(explainer: Explainer, texts: list[str]) -> dict[str, Any]:
+    """Building cost in plain encodes, units and bytes per document."""
+    explainer.scorer.embed(texts[:8], "document")  # warms up
+    explainer.factor(texts[:4], unit="sentence")
+    encode = timed(lambda: explainer.scorer.embed(texts, "document"))
+    found: dict[str, Any] = {"documents": len(texts)}
+    batch = explainer.scorer.read(list(map(as_passage, texts)), "document")
+    found["tokens per document"] = float(np.mean([len(one) for one in batch.tokens]))
+    for unit in UNITS:
+        some = texts if unit == "sentence" else texts[: max(4, len(texts) // 8)]  # the others take minutes
+        share = timed(lambda some=some: explainer.scorer.embed(some, "document"))
+        seconds = timed(lambda some=some, unit=unit: explainer.factor(some, unit=unit))
+        rows = [len(units) for units in batch.groups(unit)[0]]
+        found[unit] = {
+            "plain encodes": round(seconds / share, 2),
+            "rows per document": round(float(np.mean(rows)), 1),
+        }
+    again = timed(lambda: explainer.scorer.embed(texts, "document"))
+    found["encode, end over begin of the run"] = round(again / encode, 2)
+    return found
+
+
+def timed(call: Any) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def precision(explainer: Explainer, texts: list[str], queries: list[str]) -> dict[str, Any]:
+    """What keeping rows in fp16 or int8 does: the largest error of a cell, and how many of the ten first cells stay."""
+    found: dict[str, Any] = {}
+    exact = Explainer(explainer.scorer).explain_many
+    for unit in UNITS:
+        for kind in ("fp16", "int8"):
+            with tempfile.TemporaryDirectory() as folder:
+                with Explainer(explainer.scorer, store=Store(folder, precision=kind)) as made:
+                    made.precompute(texts, unit=unit, progress=False)
+                    size = made.store.info()["disk"]["bytes"] / len(texts)
+                    made.store.close()
+                errors, same = [], []
+                with Explainer(explainer.scorer, store=Store(folder, precision=kind)) as kept:
+                    for query in queries:
+                        true, read = (explain(query, texts, unit=unit) for explain in (exact, kept.explain_many))
+                        assert {one.provenance["path"] for one in read} <= {"disk", "memory"}
+                        for one, other in zip(true, read, strict=True):
+                            errors.append(np.abs(one.pairs - other.pairs).max() / np.abs(one.pairs).max())
+                            same.append(len({*one.top_cells()} & {*other.top_cells()}) / max(1, len(one.top_cells())))
+                    kept.store.close()
+            found[f"{unit}, {kind}"] = {
+                "KB per document": round(size / 1024, 1),
+                "largest error, share of the largest cell": float(np.max(errors)),
+                "ten first cells kept": round(float(np.mean(same)), 4),
+            }
+    return found
+
+
+def growth(explainer: Explainer, texts: list[str]) -> dict[str, Any]:
+    """Building cost in plain encodes of the same text, by its number of tokens."""
+    from sentence_transformers import SentenceTransformer
+
+    from rag_explain.encoder.loading import load
+
+    model, _ = load("all-MiniLM-L6-v2")
+    assert isinstance(model, SentenceTransformer)
+    model.max_seq_length = max(LENGTHS)
+    opened, words = Explainer(model), " ".join(texts).split()
+    found: dict[str, Any] = {}
+    for length in LENGTHS:
+        text = " ".join(words[: int(length * 0.7)])
+        tokens = len(opened.scorer.read([as_passage(text)], "document").tokens[0])
+        encode = min(timed(lambda text=text: opened.scorer.embed([text], "document")) for _ in range(5))
+        found[str(tokens)] = {
+            unit: round(
+                min(timed(lambda text=text, unit=unit: opened.factor([text], unit=unit)) for _ in range(2)) / encode, 1
+            )
+            for unit in UNITS
+        }
+    return found
+
+
+def show(result: dict[str, Any]) -> None:
+    console = Console()
+    for name in ("scifact", "cranfield"):
+        found = result[name]
+        title = f"{name}: {found['documents']} documents of {found['tokens per document']:.0f} tokens"
+        table = Table("rows by", *found["sentence"], title=title)
+        for unit in UNITS:
+            table.add_row(unit, *map(str, found[unit].values()))
+        console.print(table)
+    table = Table("kept", *next(iter(result["precision"].values())), title="precision")
+    for name, figures in result["precision"].items():
+        table.add_row(name, *(f"{value:.3g}" for value in figures.values()))
+    console.print(table)
+    table = Table("tokens", *UNITS, title="building cost in plain encodes of the text")
+    for tokens, figures in result["growth"].items():
+        table.add_row(tokens, *(str(figures[unit]) for unit in UNITS))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
