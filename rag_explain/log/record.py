@@ -96,7 +96,7 @@ class LoggedHit:
     def of(cls, hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, compute: bool) -> Self:
         """What the policy keeps of a hit for `query`. A pending explanation is computed by sentences, or left so."""
         why = hit.brief() if compute else hit.peek()
-        left = hit.parts["sentences"] if compute and hit.status == "pending" else hit.handle
+        left = hit.brief_handle if compute else hit.handle
         # The texts into which the explanation's offsets point: a chain may have rewritten the query.
         asked = query if why is None or why.query is None else why.query
         text = hit.text if why is None or why.document is None else why.document

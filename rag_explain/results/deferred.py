@@ -90,9 +90,6 @@ class Parts:
         return _unpickled, (dict(self._made),)
 
 
-NO_PARTS = Parts(lambda name: Deferred.skipped("not asked for"))
-
-
 def _unpickled(made: dict[str, Deferred[Any]]) -> Parts:
     """Parts in another process: those that were computed."""
     parts = Parts(lambda name: Deferred.skipped("it was not computed before the hit was pickled"))

@@ -18,6 +18,7 @@ from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.probes import Probes
 from rag_explain.results import serialization as plain
 from rag_explain.results.display import Displayable
+from rag_explain.results.links import Link, find_links
 from rag_explain.results.notices import Notice, cut_sides, merged, stand_in_reason
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.results.spans import ValuedSpan, best
@@ -151,6 +152,12 @@ class Explanation(ReadOnly, Displayable):
         """Every piece of the document's text with what it carries, in the document's order."""
         carried = zip(self.document_tokens, self.document_saliency().tolist(), strict=True)
         return tuple(ValuedSpan(one.text, one.start, one.end, value) for one, value in carried if one.part == "text")
+
+    def links(self, k: int | None = None) -> tuple[Link, ...]:
+        """Words and phrases of both texts that belong together, those that carry most first: k of them, or all."""
+        words = self.by_word()
+        found = find_links(words.pairs, words.query_tokens, words.document_tokens, (self.query, self.document))
+        return found if k is None else found[: max(0, k)]
 
     def by_word(self) -> Explanation:
         """The same explanation by words: pieces are summed; special tokens and prompts go to the rest."""

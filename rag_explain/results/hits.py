@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, SupportsIndex, get_args, overload
 
 from rag_explain.errors import InvalidInput
-from rag_explain.results.deferred import NO_PARTS, Deferred, Parts, Status, load
+from rag_explain.results.deferred import Deferred, Parts, Status, load
 from rag_explain.results.display import Displayable
 from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
@@ -32,7 +32,7 @@ class Hit(Displayable):
     stages: tuple[Stage, ...] = ()  # what set rank and score, in the order in which it ran: the search comes first
     metadata: Mapping[str, Any] = field(default_factory=dict)
     handle: Deferred[Explanation] = field(default_factory=lambda: Deferred.skipped("not asked for"), repr=False)
-    parts: Parts = field(default=NO_PARTS, repr=False)  # "highlights", "evidence", "sentences": each on demand
+    parts: Parts | None = field(default=None, repr=False)  # "highlights", "evidence", "sentences": each on demand
     # What the encoder read before and after the text: metadata, where they were embedded with it.
     around: tuple[str, str] = field(default=("", ""), repr=False)
 
@@ -43,13 +43,19 @@ class Hit(Displayable):
 
     def peek(self) -> Explanation | None:
         """The explanation if it is computed already, if only by sentences; never computes."""
-        return self._noted(self.handle.peek() or self.parts["sentences"].peek())
+        return self._noted(self.handle.peek() or self.brief_handle.peek())
 
     def brief(self) -> Explanation | None:
         """The explanation if it is computed already, else one by sentences: for what runs on every answer."""
-        if self.handle.status == "pending":
-            return self._noted(self.parts["sentences"].get())
-        return self.peek()
+        return self._noted(self.brief_handle.get())
+
+    @property
+    def brief_handle(self) -> Deferred[Explanation]:
+        """What `brief` computes."""
+        return self._part("sentences") if self.handle.status == "pending" and self.parts is not None else self.handle
+
+    def _part(self, name: str) -> Deferred[Any]:
+        return Deferred.skipped("not asked for") if self.parts is None else self.parts[name]
 
     @property
     def highlights(self) -> Highlights | None:
@@ -57,13 +63,13 @@ class Hit(Displayable):
         known = self.handle.peek()
         if known is not None and known.unit != "sentence":
             return Highlights.of(known).with_notices(*ranking_notices(self.stages))
-        found: Highlights | None = self.parts["highlights"].get()
+        found: Highlights | None = self._part("highlights").get()
         return None if found is None else found.with_notices(*ranking_notices(self.stages))
 
     @property
     def evidence(self) -> Evidence | None:
         """The sentences to read, computed on first use."""
-        found: Evidence | None = self.parts["evidence"].get()
+        found: Evidence | None = self._part("evidence").get()
         return found
 
     def _noted(self, explanation: Explanation | None) -> Explanation | None:
@@ -92,7 +98,7 @@ class Hit(Displayable):
 
         Also None where the explanation is of another score, such as MaxSim.
         """
-        known = self.handle.peek() or self.parts["sentences"].peek() or self.parts["highlights"].peek()
+        known = self.handle.peek() or self.brief_handle.peek() or self._part("highlights").peek()
         if known is None or any(notice.code == OTHER_SCORE for notice in known.notices):
             return None
         return float(known.score)
@@ -131,9 +137,9 @@ class Hits(tuple[Hit, ...], Displayable):
         if part == "explanation":
             load(hit.handle for hit in self)
         elif part == "sentences":
-            load(hit.parts[part] for hit in self if hit.handle.status == "pending")
+            load(hit.brief_handle for hit in self)
         else:
-            load(hit.parts[part] for hit in self)
+            load(hit._part(part) for hit in self)
         return self
 
     __str__ = object.__str__  # printing computes nothing

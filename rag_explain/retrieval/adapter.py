@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput, ProcessBound, whole_number
-from rag_explain.results.deferred import NO_PARTS, Deferred, Parts, load
+from rag_explain.results.deferred import Deferred, Parts, load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.metric import Metric
@@ -136,7 +136,7 @@ class HitExplainer(ProcessBound):
         if mode == "eager":
             handles = self._computed(handles, search)
         parts = [
-            Parts(partial(shared.part, document)) if shared and rank < wanted else NO_PARTS
+            Parts(partial(shared.part, document)) if shared and rank < wanted else None
             for rank, document in enumerate(documents)
         ]
         return Hits(
@@ -189,7 +189,7 @@ class _Query:
     """What all hits of one query share: how the search was made, and one batch for each part that is looked at."""
 
     def __init__(self, owner: HitExplainer, text: str, scoring: Scoring, moment: Moment, unit: Unit) -> None:
-        self._owner, self.text, self._scoring, self._moment, self.unit = owner, text, scoring, moment, unit
+        self.owner, self.text, self.scoring, self.moment, self.unit = owner, text, scoring, moment, unit
         self._explainer: Explainer | None = None
         self._batches: dict[str, _Batch] = {}
 
@@ -203,11 +203,11 @@ class _Query:
     @property
     def explainer(self) -> Explainer:
         """Read anew for each query: the model as it is now, used as it was in the search."""
-        self._explainer = self._explainer or self._owner._moments.explainer(self._moment)
+        self._explainer = self._explainer or self.owner._moments.explainer(self.moment)
         return self._explainer
 
     def checked(self, found: Sequence[tuple[RetrievedDocument, Any]]) -> list[Any]:
-        return self._owner._checks.checked(self.explainer, self._moment, self.text, self._scoring, found)
+        return self.owner._checks.checked(self.explainer, self.moment, self.text, self.scoring, found)
 
 
 class _Batch:
@@ -300,7 +300,12 @@ def _computed_in_time(
 
 
 def _hit(
-    document: RetrievedDocument, rank: int, metric: Metric, handle: Deferred[Explanation], parts: Parts, name: str
+    document: RetrievedDocument,
+    rank: int,
+    metric: Metric,
+    handle: Deferred[Explanation],
+    parts: Parts | None,
+    name: str,
 ) -> Hit:
     text = document.text
     return Hit(

@@ -190,7 +190,7 @@ def test_one_document_that_spoils_the_batch_does_not_spoil_the_others(
 
 
 def test_eager_equals_lazy() -> None:
-    retrieval = HitExplainer(explainer())
+    retrieval = HitExplainer(explainer(), unit="word")
     lazy, eager = (retrieval.hits(QUERY, found(), mode) for mode in ("lazy", "eager"))
     for one, other in zip(lazy, eager, strict=True):
         assert one.explanation is not None
@@ -283,7 +283,7 @@ def test_what_still_waits_when_the_explainer_is_closed_is_skipped() -> None:
 
 
 def test_threads_and_async_calls_agree_with_one_by_one() -> None:
-    retrieval = HitExplainer(explainer())
+    retrieval = HitExplainer(explainer(), unit="word")
     queries = [f"where is the {word}?" for word in ("cat", "dog", "moon", "bridge")]
     alone = {query: [hit.explanation.matrix for hit in retrieval.hits(query, found())] for query in queries}  # type: ignore[union-attr]
     results: list[tuple[str, list[Any]]] = []

@@ -27,7 +27,9 @@ def test_objects_are_named_bytes_under_a_prefix() -> None:
 def test_machines_share_factors_through_a_byte_store_and_can_forget_them() -> None:
     shared, model = InMemoryByteStore(), tiny(dtype=torch.float32)
     with Store(remote=ByteStoreObjects(shared)) as store, Explainer(model, store=store) as first:
-        assert first.precompute(CORPUS, progress=False, ids=[f"d{n}" for n in range(len(CORPUS))]).built == len(CORPUS)
+        assert first.precompute(
+            CORPUS, unit="token", progress=False, ids=[f"d{n}" for n in range(len(CORPUS))]
+        ).built == len(CORPUS)
     with Store(remote=ByteStoreObjects(shared)) as store, Explainer(model, store=store) as second:
         found = second.explain_many("where is the cat?", CORPUS)
         assert [one.provenance["path"] for one in found] == ["remote"] * len(CORPUS)

@@ -244,7 +244,7 @@ def test_an_index_of_other_vectors_is_not_exact(kind: str, form: str, contents: 
             assert explanation.notices == ()
         else:
             assert "the index's vector of this document is not the one" in (explanation.surrogate or "")
-    wrapped.precompute(progress=False)
+    wrapped.precompute(unit="token", progress=False)
     for _, explanation in explained(wrapped):  # from the store, without encoding the document
         assert explanation.provenance["path"] == "memory"
         assert (explanation.surrogate is None) == (contents == "own")
@@ -282,7 +282,7 @@ def test_a_store_that_tells_nothing_is_said_to_be_unchecked() -> None:
 def test_chroma_lists_its_documents_for_precompute() -> None:
     store = filled(chroma(embeddings_of("huggingface", saved())))
     wrapped = ExplainingRetriever(retriever=store.as_retriever())
-    assert wrapped.precompute(progress=False).kept == len(CORPUS)
+    assert wrapped.precompute(unit="token", progress=False).kept == len(CORPUS)
     assert {one.provenance["path"] for _, one in explained(wrapped)} == {"memory"}
 
 

@@ -180,7 +180,7 @@ def test_an_index_of_other_vectors_is_not_exact(kind: str, contents: str) -> Non
                 assert explanation.notices == ()
             else:
                 assert "the index's vector of this document is not the one" in (explanation.surrogate or "")
-        assert wrapped.precompute(progress=False).failed == 0  # then without encoding the nodes
+        assert wrapped.precompute(unit="token", progress=False).failed == 0  # then without encoding the nodes
 
 
 def test_an_instruction_that_only_the_code_knows_is_seen() -> None:
@@ -204,5 +204,5 @@ def test_chroma_tells_its_metric_its_vectors_and_its_nodes(space: str) -> None:
         assert explanation.notices == ()
         assert node.hit.metric == names[space]
         assert node.hit.gap == pytest.approx(0.0, abs=1e-5)
-    assert wrapped.precompute(progress=False).kept == len(CORPUS)
+    assert wrapped.precompute(unit="token", progress=False).kept == len(CORPUS)
     assert {one.provenance["path"] for _, one in explained(wrapped)} == {"memory"}
