@@ -77,10 +77,13 @@ def test_the_model_and_its_explainer_go_with_the_last_wrapper() -> None:
     (hit,) = wrapper.hits(QUERY, documents())
     assert hit.explanation is not None
     alive = [weakref.ref(model), weakref.ref(wrapper.explainer)]
-    del model, wrapper  # the hit stays: what is computed holds neither
+    del model, wrapper
+    gc.collect()
+    assert all(one() is not None for one in alive)  # its evidence, say, may still be asked for
+    assert hit.evidence is not None
+    del hit
     gc.collect()
     assert [one() for one in alive] == [None, None]
-    assert hit.explanation is not None
 
 
 def test_a_pending_hit_can_still_be_explained_when_its_wrapper_is_gone() -> None:

@@ -179,7 +179,7 @@ def test_the_model_and_its_copy_go_with_the_last_wrapper() -> None:
     (hit,) = wrapper.hits(QUERY, documents())
     assert hit.explanation is not None
     alive = [weakref.ref(encoder), weakref.ref(wrapper.explainer)]
-    del encoder, wrapper
+    del encoder, wrapper, hit
     for _ in range(2):  # the Explainer first; then the model, in a cycle with its model card, which the copy held
         gc.collect()
     assert [one() for one in alive] == [None, None]

@@ -114,11 +114,13 @@ def test_what_the_embeddings_do_is_what_is_explained(package: str, options: dict
 
 def test_prompts_that_the_embeddings_used_are_tokens_of_their_own() -> None:
     embeddings = embeddings_of("bge", saved(), query_instruction="where: ", embed_instruction="the capital: ")
-    (_, explanation) = explained(ExplainingRetriever(vectorstore=filled(InMemoryVectorStore(embeddings))))[0]
+    (_, explanation) = explained(
+        ExplainingRetriever(vectorstore=filled(InMemoryVectorStore(embeddings)), unit="token")
+    )[0]
     assert "prompt" in {token.part for token in explanation.query_tokens}
     assert "prompt" in {token.part for token in explanation.document_tokens}
     plain = embeddings_of("community", saved())
-    (_, explanation) = explained(ExplainingRetriever(vectorstore=filled(InMemoryVectorStore(plain))))[0]
+    (_, explanation) = explained(ExplainingRetriever(vectorstore=filled(InMemoryVectorStore(plain)), unit="token"))[0]
     assert "prompt" not in {token.part for token in (*explanation.query_tokens, *explanation.document_tokens)}
 
 

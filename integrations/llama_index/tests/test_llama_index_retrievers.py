@@ -149,7 +149,7 @@ def test_the_same_nodes_in_the_same_order_with_the_same_scores(
 def test_explanations_are_lazy_right_and_of_the_embedded_string(
     run: Callable[[BaseRetriever], list[NodeWithScore]],
 ) -> None:
-    found = run(ExplainingRetriever(index().as_retriever(similarity_top_k=len(TEXTS))))
+    found = run(ExplainingRetriever(index().as_retriever(similarity_top_k=len(TEXTS)), unit="token"))
     assert {one.hit.status for one in found} == {"pending"}  # type: ignore[attr-defined]
     for one in found:
         assert isinstance(one, ExplainedNode)
@@ -440,7 +440,7 @@ def test_on_real_weights_prompts_scores_and_reasons() -> None:
     question = "How do bees find their way home?"
     expected, response = (
         RetrieverQueryEngine.from_args(retriever, llm=MockLLM()).query(question)
-        for retriever in (base, ExplainingRetriever(base))
+        for retriever in (base, ExplainingRetriever(base, unit="token"))
     )
     assert str(response) == str(expected)
     assert plain(response.source_nodes) == plain(expected.source_nodes)

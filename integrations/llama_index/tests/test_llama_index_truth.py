@@ -72,7 +72,7 @@ def test_what_the_embedding_model_does_is_what_is_explained(options: dict[str, A
     model = HuggingFaceEmbedding(saved(include_prompt=False), device="cpu", **options)
     index = VectorStoreIndex(nodes(), embed_model=model)
     query = np.array(model.get_query_embedding(QUERY))
-    for node, explanation in explained(ExplainingRetriever(index.as_retriever())):
+    for node, explanation in explained(ExplainingRetriever(index.as_retriever(), unit="token")):
         assert explanation.surrogate is None
         assert UNCHECKED not in [notice.code for notice in explanation.notices]
         stored = np.array(model.get_text_embedding(node.node.get_content(MetadataMode.EMBED)))
@@ -115,7 +115,7 @@ def test_an_explainer_that_embeds_otherwise_is_told_what_to_pass() -> None:
 
 def test_an_embedding_model_that_was_changed_is_noticed() -> None:
     model: Any = HuggingFaceEmbedding(saved(), device="cpu")
-    wrapped = ExplainingRetriever(VectorStoreIndex(nodes(), embed_model=model).as_retriever())
+    wrapped = ExplainingRetriever(VectorStoreIndex(nodes(), embed_model=model).as_retriever(), unit="token")
     assert {one.surrogate for _, one in explained(wrapped)} == {None}
     model._model.prompts = {"query": "where: ", "text": ""}
     for node, explanation in explained(wrapped):
@@ -186,7 +186,7 @@ def test_an_index_of_other_vectors_is_not_exact(kind: str, contents: str) -> Non
 def test_an_instruction_that_only_the_code_knows_is_seen() -> None:
     inner = LocalEmbedding(tiny("roberta", after=lambda: [Normalize()], dtype=torch.float32))
     index = VectorStoreIndex(nodes(), embed_model=Header(inner=inner))
-    for node, explanation in explained(ExplainingRetriever(index.as_retriever())):
+    for node, explanation in explained(ExplainingRetriever(index.as_retriever(), unit="token")):
         assert explanation.surrogate is None
         assert explanation.score == pytest.approx(node.score, abs=1e-5)
         assert "prompt" in {token.part for token in explanation.document_tokens}
