@@ -1,8 +1,8 @@
 """Wrappers that use one model object in one way share one Explainer: one check when it is made, one cache of factors.
 
 The registries below keep nothing alive. An entry that held an Explainer, which shares its model's modules, could hold
-its own key for ever. Both ends are therefore weak: a shared Explainer lives as long as a wrapper, or a pending hit,
-holds it. To keep one for longer, make it yourself and give it to every wrapper.
+its own key for ever. Both ends are therefore weak: a shared Explainer lives as long as a wrapper, or a hit, of
+which more may be asked, holds it. To keep one for longer, make it yourself and give it to every wrapper.
 """
 
 from __future__ import annotations

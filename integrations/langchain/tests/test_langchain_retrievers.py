@@ -480,7 +480,7 @@ def test_on_real_weights_prompts_scores_and_reasons() -> None:
         for retriever in (base, ExplainingRetriever(retriever=base), ExplainingRetriever(vectorstore=made, k=5))
     )
     assert others == [plain_prompt, plain_prompt]
-    documents = ExplainingRetriever(vectorstore=made, k=5, explain="eager").invoke(question)
+    documents = ExplainingRetriever(vectorstore=made, k=5, explain="eager", unit="word").invoke(question)
     assert documents[0].id == "bees-navigation"
     for document in documents:
         assert isinstance(document, ExplainedDocument)

@@ -164,7 +164,7 @@ def test_an_explainer_that_embeds_otherwise_is_told_what_to_pass() -> None:
 def test_embeddings_that_were_changed_are_noticed() -> None:
     embeddings: Any = embeddings_of("huggingface", saved())
     store = filled(InMemoryVectorStore(embeddings))
-    wrapped = ExplainingRetriever(vectorstore=store)
+    wrapped = ExplainingRetriever(vectorstore=store, unit="token")
     assert {one.surrogate for _, one in explained(wrapped)} == {None}
     embeddings.query_encode_kwargs["prompt_name"] = "query"
     for document, explanation in explained(wrapped):

@@ -262,7 +262,7 @@ def test_nodes_embedded_with_their_metadata_can_be_verified(tmp_path):
     verdicts = list(verify(tmp_path, lambda logged: explainer))
     assert [verdict.outcome for verdict in verdicts] == ["holds"] * 3
     (record,) = ExplanationLog(tmp_path).records()
-    assert all(hit.explanation.metadata_tokens for hit in record.logged_hits)
+    assert all(hit.around and hit.explanation.outline.unit == "sentence" for hit in record.logged_hits)
 
 
 def test_a_retriever_on_its_own_is_logged_without_an_answer(retriever, log):

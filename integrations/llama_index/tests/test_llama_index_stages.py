@@ -124,7 +124,6 @@ def test_a_reranker_that_scores_in_place_is_named_in_every_hit_and_in_the_log(in
         assert node.hit.score == pytest.approx(node.score)
         assert node.hit.metric == "unknown"
         assert names(node.hit) == [("VectorIndexRetriever", "search"), ("SentenceTransformerRerank", "rerank")]
-        assert node.hit.gap is None
         assert "ranked by SentenceTransformerRerank" in node.explanation.surrogate
         assert node.hit.gap == pytest.approx(0.0, abs=1e-5)
         assert pickle.loads(pickle.dumps(node)).hit.stages == node.hit.stages
