@@ -3,7 +3,8 @@
 The retriever that the user has and the same one wrapped take turns over the demo corpus. Query vectors are kept, so
 that the call is a millisecond of the framework's own work and what the wrapper adds can be seen beside it; the wrapper
 finds the model in the embeddings all the same. Figures are medians of milliseconds per call. Fails when explanations
-that are off, or lazy and not looked at, cost a millisecond.
+that are off cost a millisecond, or two where they are lazy and not looked at: a glance at the model is taken then, of
+some two thousand objects, which costs 0.15 ms when these are in the processor's cache.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from rag_explain.encoder.loading import DEFAULT_MODEL, load
 
 QUERY = "How do bees find their way home?"
 TOP = 5
-LIMIT_MS = 1.0
+LIMITS_MS = {"off": 1.0, "lazy": 2.0}
 
 
 class KeptEmbeddings(Embeddings):
@@ -125,7 +126,7 @@ def main() -> int:
     if arguments.json:
         data = {"command": "python benchmarks/frameworks.py", "milliseconds": result}
         arguments.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(t[way] - t["bare"] < LIMIT_MS for t in result.values() for way in ("off", "lazy")) else 1
+    return 0 if all(t[way] - t["bare"] < most for t in result.values() for way, most in LIMITS_MS.items()) else 1
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
 
 Arguments = tuple[Any, ...]
 
@@ -73,6 +74,11 @@ def parts(module: nn.Module) -> tuple[dict[str, Any], ...]:
 def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
     """Where a module keeps the hooks that run when it is called."""
     return module._forward_pre_hooks, module._forward_hooks
+
+
+def hooks_made() -> int:
+    """How many hooks were registered in this process so far: as long as it is the same, no module got one."""
+    return RemovableHandle.next_id
 
 
 COMPILED = "_compiled_call_impl"  # the attribute in which a module keeps its compiled form

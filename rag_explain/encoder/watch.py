@@ -13,21 +13,20 @@ import types
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rag_explain._torch import PARTS, forward_hooks, parts, written
+from rag_explain._torch import PARTS, forward_hooks, hooks_made, parts, written
 from rag_explain.encoder.identity import Facts, differing, facts, is_data, is_unread, places, plain, tensors
 from rag_explain.encoder.probing import attributes_decide, hooks_decide
 from rag_explain.errors import ModelChanged
 
 _MISSING = object()
-_SAMPLED = 16  # elements of a weight
-_SAMPLED_SIZE = 256  # weights with fewer elements are compared whole
 _MODEL_SETTINGS = (
     *("unk_token", "max_input_chars_per_word", "continuing_subword_prefix", "end_of_word_suffix"),
     *("dropout", "fuse_unk", "byte_fallback", "ignore_merges"),
@@ -39,6 +38,9 @@ class Glance:
 
     It tells that something moved, and not whether that matters.
     """
+
+    sampled: ClassVar[int] = 2  # elements of a weight: each is far from all others in memory
+    compared_whole: ClassVar[int] = 0  # weights with fewer elements are compared whole
 
     def __init__(self, model: Any, fleeting: frozenset[str] = frozenset()) -> None:
         self._model = weakref.ref(model)
@@ -94,11 +96,11 @@ class Glance:
         self._equal = [(own, key, copy.deepcopy(value)) for own, key, value in lasting if is_data(value)]
         self._alike = [(own, key, plain(value)) for own, key, value in lasting if not is_data(value)]
         hooks = [own for module in model.modules() for own in forward_hooks(module)]
-        self._hooks = [(own, list(own.values())) for own in hooks]
-        self._sized: list[dict[Any, Any]] = [*(module.__dict__ for module in others), *inside, *hooks]
+        self._hooks, self._hooks_made = [(own, list(own.values())) for own in hooks], hooks_made()
+        self._sized: list[dict[Any, Any]] = [*(module.__dict__ for module in others), *inside]
         self._sizes = list(map(len, self._sized))
         self._ordered = [own for module in model.modules() if len(own := parts(module)[2]) > 1]
-        self._orders = list(map(list, self._ordered))
+        self._order = list(chain.from_iterable(self._ordered))
         self._similarity = _own_similarity(model)
         self._tokenizer = getattr(model[0], "tokenizer", None)
         self._splitting = _splitting(self._tokenizer)
@@ -111,7 +113,8 @@ class Glance:
         return (
             not all(map(operator.is_, map(dict.get, owners, keys), values))
             or list(map(len, self._sized)) != self._sizes
-            or list(map(list, self._ordered)) != self._orders  # a chain of modules runs in the order of its dictionary
+            or list(chain.from_iterable(self._ordered))
+            != self._order  # a chain of modules runs in the order of its dictionary
             or list(map(type, self._modules)) != self._classes
             or len(model.__dict__) != self._top_size
             or type(model) is not self._top_class
@@ -120,17 +123,25 @@ class Glance:
             or any(plain(model.__dict__.get(key, _MISSING)) != value for key, value in self._top.items())
             or any(own.get(key, _MISSING) != value for own, key, value in self._equal)
             or any(plain(own.get(key, _MISSING)) != value for own, key, value in self._alike)
-            or any(list(own.values()) != hooks for own, hooks in self._hooks if hooks)
+            or self._has_other_hooks()
             or _splitting(self._tokenizer) != self._splitting
         )
+
+    def _has_other_hooks(self) -> bool:
+        """Modules without hooks are looked at only where some hook was made since."""
+        made = hooks_made()
+        looked_at = self._hooks if made != self._hooks_made else [one for one in self._hooks if one[1]]
+        self._hooks_made = made
+        return any(list(own.values()) != hooks for own, hooks in looked_at)
 
     def _sample_from(self, weights: list[Tensor]) -> None:
         self._written = written(weights)
         views = (_bits(tensor) for tensor in weights)
-        steps = (
-            (view, 1 if len(view) < _SAMPLED_SIZE else len(view) // _SAMPLED) for view in views if view is not None
-        )
-        self._views = [view[::step] for view, step in steps]
+        self._views = [
+            view if len(view) < self.compared_whole else view[:: max(1, len(view) // self.sampled)]
+            for view in views
+            if view is not None
+        ]
         self._sampled = self._sample()
 
     def _sample(self) -> NDArray[Any]:
@@ -149,6 +160,8 @@ class Watch(Glance):
         is_shared: whether the copy has the model's own tensors, so that writes in place are seen by both.
         adopt: puts a tensor into the copy in place of another one.
     """
+
+    sampled, compared_whole = 16, 256
 
     def __init__(
         self,

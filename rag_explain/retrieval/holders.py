@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -54,21 +55,23 @@ def holder_state(holder: object, model: object) -> list[Any]:
         if any(one is model for one in level):
             break
         kept = [(type(one), attributes(one)) for one in level]
-        state += [(kind, fixed(own), [_own(one) for one in kind.__mro__[:-1]]) for kind, own in kept if own]
+        # Settings and methods of its classes decide too, where an object has none of its own.
+        state += [(fixed(own), [_identities(vars(one)) for one in kind.__mro__[:-1]]) for kind, own in kept if own]
         level = [value for _, own in kept for value in own.values()]
     return state
 
 
-def _own(kind: type) -> list[object]:
-    """Settings and methods of a class, which decide too where an object has none of its own."""
-    return [fixed(value) for value in vars(kind).values()]
+def _identities(names: Mapping[str, object]) -> tuple[list[int], list[object]]:
+    """Which objects these are. They are kept, so that no other object gets the id of one."""
+    values = list(names.values())
+    return list(map(id, values)), values
 
 
 def fixed(value: object) -> object:
     """Something that equals itself as long as the value is the same: a copy of small data, or which object it is."""
     if isinstance(value, (str, bytes, int, float, type(None))):
         return value
-    if isinstance(value, dict) and len(value) <= _SMALL:  # every object's own attributes too
+    if isinstance(value, dict) and len(value) <= _SMALL:
         return {name: fixed(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)) and len(value) <= _SMALL:
         return [fixed(one) for one in value]

@@ -89,7 +89,7 @@ class Moment:
     def has_changed_usage(self) -> bool:
         """Whether the embedding object embeds with another model by now, or otherwise."""
         embedder = self.search.embedder
-        return embedder is not None and (embedder.model is not self.model or embedder.usage() != self.usage)
+        return embedder is not None and embedder.seen() != (self.model, self.usage)
 
     def has_hidden_usage(self) -> bool:
         """Whether the object embeds otherwise than its attributes showed: when that began is not known."""
@@ -114,7 +114,7 @@ class Moments:
         search = replace(search, source=source, embedder=embedder)
         made: Any = source if hasattr(source, "scorer") else self._ready()
         try:
-            model, usage = (None, None) if embedder is None else (embedder.model, embedder.usage())
+            model, usage = (None, None) if embedder is None else embedder.seen()
             explained = source if hasattr(source, "named_modules") else made and made.scorer.watch.model
             found = {id(one): one for one in (model if source is embedder else explained, model) if one is not None}
             return Moment(search, model, usage, tuple((one, glance(one)) for one in found.values()), made)

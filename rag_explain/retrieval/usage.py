@@ -94,9 +94,13 @@ class Embedder:
 
         Unless it `is_anew`, seen again only where an attribute on the way to the model, or of the model, is another.
         """
+        return self.seen(is_anew=is_anew)[1]
+
+    def seen(self, *, is_anew: bool = False) -> tuple[SentenceTransformer | None, Usage | None]:
+        """The model, and how it is used."""
         model = self.model
         if model is None:
-            return None
+            return None, None
         own = {name: value for name, value in vars(model).items() if name in _DECIDING or callable(value)}
         state = type(model), fixed(own), model.max_seq_length, holder_state(self.holder, model)
         seen = self._seen[:1]
@@ -104,7 +108,7 @@ class Embedder:
             # What stands in the place of the model's own `encode` may do anything, elsewhere too.
             seen = [(state, None if "encode" in own else self._used(model))]
             self._seen[:] = seen
-        return seen[0][1]
+        return model, seen[0][1]
 
     def _used(self, model: SentenceTransformer) -> Usage | None:
         spy: Any = _as(_Spy, model)

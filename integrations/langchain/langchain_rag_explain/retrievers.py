@@ -75,7 +75,7 @@ class ExplainingRetriever(BaseRetriever):
         if (self.retriever is None) == (self.vectorstore is None):
             raise InvalidInput("ExplainingRetriever takes a retriever or a vectorstore, and not both")
         search = self._search()
-        if search.source is None:
+        if self.explainer is None and not has_model(search.embedder):
             raise InvalidInput(
                 f"no SentenceTransformer was found in {type(self.retriever or self.vectorstore).__name__}: "
                 "pass explainer=Explainer(model) with the model that embeds its documents"
@@ -93,7 +93,7 @@ class ExplainingRetriever(BaseRetriever):
         told = UNKNOWN if engine is None or self.vectorstore is None else engine.metric
         metric = told if self.metric is None else Metric.named(self.metric)
         return Search(
-            source=embedder if self.explainer is None and has_model(embedder) else self.explainer,
+            source=embedder if self.explainer is None else self.explainer,
             embedder=embedder,
             engine=engine,
             metric=metric if self.retriever is None or _is_plain(self.retriever) else UNKNOWN,

@@ -83,9 +83,10 @@ def test_a_node_is_explained_by_the_instruction_of_its_retrieval() -> None:
         assert explanation.notices == ()
 
 
-def test_a_model_that_changed_between_retrieval_and_look_is_a_stand_in() -> None:
+@pytest.mark.parametrize("metric", [None, "unknown"])
+def test_a_model_that_changed_between_retrieval_and_look_is_a_stand_in(metric: str | None) -> None:
     encoder = model()
-    wrapped = ExplainingRetriever(index_of(LocalEmbedding(encoder)).as_retriever())
+    wrapped = ExplainingRetriever(index_of(LocalEmbedding(encoder)).as_retriever(), metric=metric)
     nodes: Any = wrapped.retrieve(QUERY)
     with torch.no_grad():
         next(encoder.parameters()).mul_(1.5)

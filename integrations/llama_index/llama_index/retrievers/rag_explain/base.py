@@ -66,10 +66,11 @@ class ExplainingRetriever(BaseRetriever):
     ) -> None:
         super().__init__(callback_manager=base.callback_manager)
         self.base = base
-        self._explainer, self._surrogate = explainer, surrogate
+        is_found = has_model(embedder_of(embedding_model(base)))
+        self._explainer, self._surrogate = explainer or (None if is_found else held_model(base)), surrogate
         self._metric = None if metric is None else Metric.named(metric)
         search = self._search()
-        if search.source is None:
+        if self._explainer is None and not is_found:
             raise InvalidInput(
                 f"no SentenceTransformer was found in {type(base).__name__}: "
                 "pass explainer=Explainer(model) with the model that embeds its nodes"
@@ -84,7 +85,7 @@ class ExplainingRetriever(BaseRetriever):
         embedder, engine = embedder_of(embedding_model(base)), engine_of_retriever(base)
         metric = score_metric(engine) if self._metric is None else self._metric
         return Search(
-            source=self._explainer or (embedder if has_model(embedder) else held_model(base)),
+            source=self._explainer or embedder,
             embedder=embedder,
             engine=engine,
             # Scores are no similarities in another mode, whatever the metric is.
