@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -39,6 +39,14 @@ _DESCRIPTIONS = ("method", "settings", "model", "references", "measure", "proven
 _place = attrgetter("start", "end")  # of a token
 
 
+class Carried(NamedTuple):
+    """A word or sentence of the document by its place, and what it carries over the whole query."""
+
+    start: int
+    end: int
+    value: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoggedExplanation:
     """What a record holds of an explanation; docs/log-format.md describes the members.
@@ -55,6 +63,7 @@ class LoggedExplanation:
     pairs: tuple[Pair, ...]  # strongest first, each with its share among ALL pairs of the original
     metadata_tokens: int
     matrix: str | None  # the whole matrix with its tokens, packed, where it was kept
+    carried: tuple[Carried, ...] = ()
 
     @classmethod
     def of(cls, explanation: Explanation, policy: Policy, query: str | None, document: str | None) -> Self:
@@ -74,6 +83,7 @@ class LoggedExplanation:
             pairs=_read_pairs(top, {"query": query, "document": document, "absolute": absolute}),
             metadata_tokens=sum(token.part == "metadata" for token in explanation.document_tokens),
             matrix=_packed(explanation, query, document, policy) if policy.matrices else None,
+            carried=tuple(Carried(one.start, one.end, _short(one.value)) for one in shown.document_spans()),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +94,7 @@ class LoggedExplanation:
     def from_dict(cls, data: Mapping[str, Any], hit: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`; the texts are those of the hit: what was `asked`, and its `text`."""
         query, document = hit["asked"], hit["text"]
-        data = {**data, "query": query, "document": document}
+        data = {"carried": [], **data, "query": query, "document": document}
         what = "an explanation in this record"
         own, outline = (plain.read_fields(data, table, what) for table in (_OWN, _OUTLINE))
         carried = 0.0 if own["gap"] is None else outline["score"] - own["gap"]
@@ -96,10 +106,14 @@ class LoggedExplanation:
         if self.matrix is not None:
             return replace(self.outline, **_unpacked(self.matrix, self.outline))
         rows = sorted({pair.query for pair in self.pairs}, key=_place)
-        columns = sorted({pair.document for pair in self.pairs}, key=_place)
+        carried = {_token(start, end, self.outline.document): value for start, end, value in self.carried}
+        columns = sorted({*carried, *(pair.document for pair in self.pairs)}, key=_place)
         matrix = np.zeros((len(rows) + 1, len(columns) + 1))
         for pair in self.pairs:
             matrix[rows.index(pair.query), columns.index(pair.document)] += pair.value
+        # What a word carries over all of the query is kept whole: what is not in its kept pairs is the last row's.
+        for column, token in enumerate(columns):
+            matrix[-1, column] = carried.get(token, matrix[:, column].sum()) - matrix[:, column].sum()
         if self.gap is not None:  # score and gap are the original's, so the corner holds the pairs that were not kept
             matrix[-1, -1] = self.outline.score - self.gap - matrix.sum()
         kept = replace(self.outline, query_tokens=tuple(rows), document_tokens=tuple(columns), matrix=readonly(matrix))
@@ -130,8 +144,16 @@ def _read_pairs(items: Iterable[Any], data: Mapping[str, Any]) -> tuple[Pair, ..
     return pairs
 
 
+def _read_carried(items: Iterable[Any], data: Mapping[str, Any]) -> tuple[Carried, ...]:
+    found = tuple(Carried(int(start), int(end), float(value)) for start, end, value in items)
+    if not math.isfinite(sum(one.value for one in found)):
+        raise ValueError("what a word carries is not a number")
+    return found
+
+
 _PAIRS: plain.Row = (lambda pairs: [[*_offsets(pair), pair.value] for pair in pairs], _read_pairs)
-_LOGGED = plain.table(LoggedExplanation, size=TUPLE, pairs=_PAIRS)
+_CARRIED: plain.Row = (lambda carried: [list(one) for one in carried], _read_carried)
+_LOGGED = plain.table(LoggedExplanation, size=TUPLE, pairs=_PAIRS, carried=_CARRIED)
 _OWN = {name: row for name, row in _LOGGED.items() if name != "outline"}
 
 
