@@ -39,8 +39,6 @@
     cells.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
     return Object.assign(shown, {
       columns, cells,
-      querySums: shown.pairs.map(sum),
-      documentSums: columns.map(sum),
       absolute: sum(cells.map((cell) => Math.abs(cell.value))),
       queryKey: JSON.stringify(shown.query),
     });
@@ -193,7 +191,7 @@
       const values = query ? shown.pairs[target.index] : shown.columns[target.index];
       const others = query ? shown.documentNames : shown.queryNames;
       const best = values.map((value, k) => [value, k]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 3);
-      const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num(sum(values)), " score units; met "];
+      const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num((query ? shown.querySums : shown.documentSums)[target.index]), " score units; met "];
       best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", named(others[k]), " ", num(value)));
       return parts;
     }
@@ -372,12 +370,12 @@
 
     sentenceGrid() {
       const { shown } = this;
-      const { pairs, texts } = shown.sentences;
+      const { pairs, texts, sums } = shown.sentences;
       const scale = scales[shown.method].sentences;
       const rows = () => texts.map((text, s) => {
         const values = pairs.map((row) => row[s]);
         const row = this.gridRow(null, values, scale, null);
-        const total = el("td", "sum-cell", num(sum(values)));
+        const total = el("td", "sum-cell", num(sums[s]));
         const body = el("td", "sentence", text);
         body.setAttribute("dir", "auto");
         row.prepend(total);

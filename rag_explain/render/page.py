@@ -102,6 +102,8 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
         "queryNames": names(shown.query_tokens),
         "documentNames": names(shown.document_tokens),
         "pairs": _rounded(shown.pairs),
+        "querySums": _rounded(shown.query_saliency()[None])[0],
+        "documentSums": _rounded(shown.document_saliency()[None])[0],
         "similarities": None if shown.similarities is None else _rounded(shown.similarities),
         "sentences": _sentences(shown),
     }
@@ -111,7 +113,8 @@ def _sentences(shown: Explanation) -> dict[str, Any] | None:
     if shown.unit == "word" and len(shown.document_tokens) > LONG:
         grouped = shown.by_sentence()
         if len(grouped.document_tokens) > 1:
-            return {"texts": names(grouped.document_tokens), "pairs": _rounded(grouped.pairs)}
+            sums = _rounded(grouped.document_saliency()[None])[0]
+            return {"texts": names(grouped.document_tokens), "pairs": _rounded(grouped.pairs), "sums": sums}
     return None
 
 
