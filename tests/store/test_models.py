@@ -76,7 +76,7 @@ def test_a_model_of_the_same_fingerprint_that_computes_something_else_is_a_miss(
     with torch.no_grad():
         next(other.parameters()).mul_(1.5)
     with Explainer(one, store=tmp_path) as explainer:
-        explainer.precompute([TEXTS[1]], progress=False)
+        explainer.precompute([TEXTS[1]], unit="token", progress=False)
     for model, path in ((one, "disk"), (other, "cold")):
         with Explainer(model, store=tmp_path) as explainer:
             explanation = explainer.explain(*TEXTS)
@@ -91,7 +91,7 @@ torch.set_num_threads(int(sys.argv[2]))
 from rag_explain import Explainer
 with Explainer("all-MiniLM-L6-v2", store=sys.argv[1]) as explainer:
     found = explainer.explain("how do bees find home", "A forager steers by the sun.")
-    explainer.precompute(["A forager steers by the sun."], progress=False)
+    explainer.precompute(["A forager steers by the sun."], unit="token", progress=False)
 print(found.provenance["path"], found.fingerprint)
 """
 
