@@ -40,8 +40,8 @@ def main() -> None:
         collection = data_sets.collection_in(options.data / name)
         texts = [text for text in data_sets.shuffled(list(collection.documents.values())) if text.strip()]
         result[name] = corpus(explainer, texts[: options.documents])
-    texts = texts[:8]
-    result["precision"] = precision(explainer, texts, list(collection.queries.values())[:4])
+    texts = texts[:3]
+    result["precision"] = precision(explainer, texts, list(collection.queries.values())[:2])
     result["growth"] = growth(explainer, texts)
     show(result)
     if options.out:
@@ -65,7 +65,7 @@ def corpus(explainer: Explainer, texts: list[str]) -> dict[str, Any]:
     batch = explainer.scorer.read(list(map(as_passage, texts)), "document")
     found["tokens per document"] = float(np.mean([len(one) for one in batch.tokens]))
     for unit in UNITS:
-        some = texts if unit == "sentence" else texts[: max(4, len(texts) // 8)]  # the others take minutes
+        some = texts if unit == "sentence" else texts[:4]  # the others take minutes
         share = timed(lambda some=some: explainer.scorer.embed(some, "document"))
         seconds = timed(lambda some=some, unit=unit: explainer.factor(some, unit=unit))
         rows = [len(units) for units in batch.groups(unit)[0]]
@@ -129,7 +129,7 @@ def growth(explainer: Explainer, texts: list[str]) -> dict[str, Any]:
         encode = min(timed(lambda text=text: opened.scorer.embed([text], "document")) for _ in range(5))
         found[str(tokens)] = {
             unit: round(
-                min(timed(lambda text=text, unit=unit: opened.factor([text], unit=unit)) for _ in range(2)) / encode, 1
+                min(timed(lambda text=text, unit=unit: opened.factor([text], unit=unit)) for _ in range(1)) / encode, 1
             )
             for unit in UNITS
         }
