@@ -130,13 +130,13 @@ class HitExplainer(ProcessBound):
         unit = self.unit or ("sentence" if mode == "eager" else "word")
         shared = _Query(self, query, scoring, self._moments.take(search), unit) if wanted else None
         handles: list[Deferred[Explanation]] = [
-            shared.deferred("explanation", document) if shared and rank < wanted else Deferred.skipped(_NOT_ASKED)
+            shared.deferred(document, "explanation") if shared and rank < wanted else Deferred.skipped(_NOT_ASKED)
             for rank, document in enumerate(documents)
         ]
         if mode == "eager":
             handles = self._computed(handles, search)
         parts = [
-            Parts(partial(shared.part, document)) if shared and rank < wanted else None
+            Parts(partial(shared.deferred, document)) if shared and rank < wanted else None
             for rank, document in enumerate(documents)
         ]
         return Hits(
@@ -193,12 +193,9 @@ class _Query:
         self._explainer: Explainer | None = None
         self._batches: dict[str, _Batch] = {}
 
-    def deferred(self, name: str, document: RetrievedDocument) -> Deferred[Any]:
+    def deferred(self, document: RetrievedDocument, name: str) -> Deferred[Any]:
         """A part of a hit, by its name in `_COMPUTED`, to be computed with those of the other hits."""
         return self._batches.setdefault(name, self._batches.get(name) or _Batch(self, name)).deferred(document)
-
-    def part(self, document: RetrievedDocument, name: str) -> Deferred[Any]:
-        return self.deferred(name, document)
 
     @property
     def explainer(self) -> Explainer:
