@@ -77,7 +77,7 @@ class AffineMap:
             if operation.constant is not None:
                 if enters_at_positions(operation):
                     if entering is not None:
-                        entering.add(operation, out)
+                        out = entering.add(operation, out)
                 elif bias is not None:
                     out[bias].add_(operation.constant)
             live[operation.output] = out
