@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
@@ -20,6 +21,26 @@ class DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch's guard against compiled code costs as much as looking an operation up
+
+
+class FunctionMode(TorchFunctionMode):
+    """A mode that sees every function and method of torch that Python calls in this thread."""
+
+
+# The methods that hand out what a tensor holds without an operation that a dispatch mode would see.
+READERS = frozenset(
+    (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.untyped_storage)
+)
+
+
+def hands_out_values(func: Any) -> bool:
+    """Whether the operation hands out what its tensors hold, or results of a size that they decide."""
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def draws(func: Any) -> bool:
+    """Whether the operation may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def current_dispatch_mode() -> Any:

@@ -24,6 +24,7 @@ from rag_explain.methods import ExplainedPair, Method, make
 from rag_explain.methods.slices import Slices, split
 from rag_explain.planner import BUCKET_TOKENS, DocumentPlanner
 from rag_explain.probes import Probes
+from rag_explain.query import PreparedQuery
 from rag_explain.results.comparison import Compared, Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.evidence import Evidence
@@ -82,7 +83,7 @@ class Explainer(ProcessBound):
         self.scorer = resolve(model, device)
         with in_words(InvalidInput, f"the method {method or self.scorer.methods[0]} cannot be made with these options"):
             self.method = make(method, self.scorer, layer, options)
-        self._prepared = lru_cache(_RECENT_QUERIES)(partial(_prepare, self.scorer, self.method))
+        self._prepared = lru_cache(_RECENT_QUERIES)(partial(PreparedQuery, self.method))
         self._probes = lru_cache(1)(lambda fingerprint: self.scorer.probes)  # without another look at the model
         self._pool = _background_pool()
         self._pool_lock = threading.Lock()
@@ -134,9 +135,7 @@ class Explainer(ProcessBound):
         probes = self._probes(fingerprint)
         with self.scorer.computing():
             asked = as_passage(query)
-            prepared = self._prepared(asked, fingerprint, whole)
-            if grouped != "token" and not whole:
-                prepared = prepared.grouped("word", asked)
+            prepared = self._prepared(asked, fingerprint).by("whole" if whole else grouped)
             planned = self._planner.explain(prepared, passages, ids, grouped)
         explanations = [
             self._explanation(query, passage, _by_unit(pair, passage, grouped), fingerprint, probes)
@@ -254,7 +253,7 @@ class Explainer(ProcessBound):
         else:
             encoder = self.scorer.encoder
             with self.scorer.computing():
-                embedding = self._prepared(as_passage(query), self.scorer.fingerprint, False).embedding.copy()
+                embedding = self._prepared(as_passage(query), self.scorer.fingerprint).embedding.copy()
                 vectors = encoder.vectors(torch.as_tensor(embedding).to(encoder.device, encoder.dtype)[None])
         vector: NDArray[np.float32] = vectors[0]
         return vector
@@ -308,11 +307,6 @@ class Explainer(ProcessBound):
 
     def __repr__(self) -> str:
         return f"Explainer({self.scorer.name!r}, method={self.method.name!r}, layer={self.method.layer})"
-
-
-def _prepare(scorer: Scorer, method: Method, query: Passage, fingerprint: str, whole: bool) -> Any:
-    """What the method needs of the query. The fingerprint is there for the cache: a changed model prepares anew."""
-    return (method.whole if whole else method.prepare)(scorer.read((query,), "query"))
 
 
 def _many(texts: Sequence[str | Passage], otherwise: str) -> tuple[Passage, ...]:

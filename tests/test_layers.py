@@ -27,13 +27,13 @@ LAYERS = """
     linear.rules linear.identity linear.owners linear.workspace linear.operations linear.rearrangements
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
-    linear.handlers.attention linear.handlers linear
+    linear.handlers.attention linear.handlers linear.structure linear
     scorers.base scorers.bi_encoder scorers.multi_vector scorers.checks scorers
     evidence
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.integration_path methods.jacobian
     methods.baselines methods.bti methods.alignment methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
-    planner explainer
+    planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines retrieval.stages retrieval.sharing retrieval.search retrieval.truth retrieval.adapter
     retrieval.saved_index

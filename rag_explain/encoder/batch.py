@@ -1,6 +1,6 @@
 """Texts as a model reads them: tokens, features, and which positions are padding."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -108,6 +108,25 @@ class Batch:
             name: value[indices, start:stop] if isinstance(value, Tensor) and tuple(value.shape[:2]) == size else value
             for name, value in self.features.items()
         }
+
+    def alike(self) -> Hashable | None:
+        """Equal for texts that one model reads alike but for their tokens: as many, with the same masks.
+
+        None for several texts, which differ in more, and for features that cannot be compared.
+        """
+        others = {name: value for name, value in self.features.items() if name != "input_ids"}
+        if len(self) != 1 or not self.fingerprint or "input_ids" not in self.features:
+            return None
+        ids = self.features["input_ids"]
+        key: tuple[Hashable, ...] = (self.fingerprint, self.role, ids.shape, ids.dtype, ids.device)
+        for name, value in sorted(others.items()):
+            if isinstance(value, Tensor):
+                key += (name, value.dtype, value.shape, *value.flatten().tolist())
+            elif isinstance(value, (str, int, float, type(None))):
+                key += (name, value)
+            else:
+                return None
+        return key
 
     def buckets(self, tokens: int) -> Iterator[list[int]]:
         """Indices of texts of like length, so that each bucket has at most `tokens` positions and little padding."""

@@ -4,5 +4,6 @@ from rag_explain.linear import handlers as handlers  # fills the registry
 from rag_explain.linear.affine_map import DEFAULT_MAX_BYTES, AffineMap
 from rag_explain.linear.recorder import Recorder
 from rag_explain.linear.rules import ATTN_LRP, JACOBIAN, LRP, Rules
+from rag_explain.linear.structure import Structures
 
-__all__ = ["ATTN_LRP", "DEFAULT_MAX_BYTES", "JACOBIAN", "LRP", "AffineMap", "Recorder", "Rules"]
+__all__ = ["ATTN_LRP", "DEFAULT_MAX_BYTES", "JACOBIAN", "LRP", "AffineMap", "Recorder", "Rules", "Structures"]

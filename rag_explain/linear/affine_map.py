@@ -1,5 +1,8 @@
 """A frozen encoder: the affine map that an encoder is at one text, ready to be run on tangents in either direction."""
 
+from __future__ import annotations
+
+import copy
 import math
 from collections.abc import Iterable, Sequence
 
@@ -53,6 +56,12 @@ class AffineMap:
             operation.cast(hidden.dtype)
         self._last_use = _last_use(self.operations, output)
         self._per_tangent = _peak(self.operations, self._last_use, source, hidden.shape) * hidden.element_size()
+
+    def like(self, operations: list[Operation], hidden: Tensor, embedding: Tensor) -> AffineMap:
+        """A map of the same structure with these coefficients."""
+        other = copy.copy(self)
+        other.operations, other.hidden, other.embedding, other._biases = operations, hidden, embedding, None
+        return other
 
     def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
         """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects the biases of the rest."""

@@ -117,9 +117,9 @@ class Method(ABC):
         query = self.prepare(self.scorer.read([Passage(_QUERY)], "query"))
         self.cold(query, self.scorer.read([Passage(PROBE)], "document"))
 
-    def prepare(self, query: Batch) -> Any:
+    def prepare(self, query: Batch, unit: Unit = "token") -> Any:
         """What `cold` and `warm` need of the query: its factors, or the batch itself for methods without."""
-        return self.factor(query, "token")[0] if self.has_factors else query
+        return self.factor(query, unit)[0] if self.has_factors else query
 
     def whole(self, query: Batch) -> Factors:
         """The query as one row, for what a document carries over all of it; a method that knows a cheaper way takes it.

@@ -1,5 +1,6 @@
 """Methods whose rows are images of the tokens' inputs under the frozen encoder."""
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -9,8 +10,9 @@ from rag_explain import pairing
 from rag_explain.encoder.batch import Batch, Side
 from rag_explain.encoder.model import Encoder, check_hidden
 from rag_explain.factors import Array, Factors
-from rag_explain.linear import AffineMap, Recorder, Rules
+from rag_explain.linear import AffineMap, Recorder, Rules, Structures
 from rag_explain.methods.base import EncoderMethod, ExplainedPair, explained, to_numpy
+from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import check_route
 from rag_explain.texts.tokens import Unit
 from rag_explain.texts.units import WHOLE
@@ -64,9 +66,17 @@ class FrozenMethod(EncoderMethod):
         super().check()  # first: it names an operation that has no rule
         check_route(self.encoder, self.layer)
 
+    def __init__(self, scorer: Scorer, layer: int | None = None) -> None:
+        super().__init__(scorer, layer)
+        self._structures = Structures()
+
     def freeze(self, batch: Batch) -> tuple[AffineMap, Tensor]:
         """The frozen encoder at these texts, and their embeddings (D, e)."""
-        return freeze(self.encoder, batch, self.layer, self.rules, biases_by_position=self.biases_by_position)
+        by_position = self.biases_by_position
+        record = partial(freeze, self.encoder, batch, self.layer, self.rules, biases_by_position=by_position)
+        # A query is short, and recording costs as much as computing; a document hides that, and lengths differ more.
+        alike = batch.alike() if batch.role == "query" else None
+        return record() if alike is None else self._structures.freeze(alike, batch.features["input_ids"], record)
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
         frozen, embeddings = self.freeze(batch)
