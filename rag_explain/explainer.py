@@ -241,8 +241,9 @@ class Explainer(ProcessBound):
         if not passages:
             return []
         with self.scorer.computing():
-            batch = self.scorer.read(passages, role)
-            factors = batch.in_buckets(BUCKET_TOKENS, lambda part: self.method.factor(part, known_unit(unit)))
+            batch, unit = self.scorer.read(passages, role), known_unit(unit)
+            compute = partial(self.method.factor, unit=unit)
+            factors = batch.in_buckets(BUCKET_TOKENS, compute, self.method.passes(batch, unit))
         return [factors[index] for index in range(len(texts))]
 
     def query_vector(self, query: str) -> NDArray[np.float32]:

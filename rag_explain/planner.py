@@ -92,7 +92,7 @@ class DocumentPlanner:
         """Explain documents that the store does not have: cold, or by factors that are built in this unit and kept."""
         keys = self._keys(passages, query.fingerprint, unit)
         batch = self._scorer.read(passages, "document")
-        rows = self._rows(batch, unit)
+        rows = batch.rows(unit)
         chosen = [
             index
             for index, (key, tokens) in enumerate(zip(keys, batch.tokens, strict=True))
@@ -119,10 +119,6 @@ class DocumentPlanner:
             passage: replace(pair, provenance={"path": item.tier, "seconds": seconds + product})
             for (passage, (item, seconds)), pair in zip(kept.items(), pairs, strict=True)
         }
-
-    def _rows(self, batch: Batch, unit: Unit) -> list[int]:
-        """How many rows each document's factors have in this unit."""
-        return list(map(len, batch.tokens)) if unit == "token" else [len(own) for own in batch.groups(unit)[0]]
 
     def precompute(
         self, texts: Iterable[tuple[str | Passage, str | None]], advance: Callable[[int], None], unit: Unit = "token"
@@ -216,7 +212,8 @@ class DocumentPlanner:
             return built
 
         def compute(mine: list[bytes]) -> list[NewFactors]:
-            built = batch.select([position[key] for key in mine]).in_buckets(BUCKET_TOKENS, factor)
+            part = batch.select([position[key] for key in mine])
+            built = part.in_buckets(BUCKET_TOKENS, factor, self._method.passes(part, unit))
             return [NewFactors(mine[index], one, owners.get(mine[index], ())) for index, one in built.items()]
 
         return self._store.build(wanted, compute, self._scorer.device)

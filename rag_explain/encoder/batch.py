@@ -128,23 +128,37 @@ class Batch:
                 return None
         return key
 
-    def buckets(self, tokens: int) -> Iterator[list[int]]:
-        """Indices of texts of like length, so that each bucket has at most `tokens` positions and little padding."""
+    def buckets(self, positions: int, rows: Sequence[int] | None = None) -> Iterator[list[int]]:
+        """Indices of texts that are alike, so that each bucket has at most this many positions and little padding.
+
+        `rows` is how many tangents run through each text at once: texts with as many are together then, and each
+        counts that often.
+        """
+        lengths, rows = list(map(len, self.tokens)), [1] * len(self) if rows is None else rows
         bucket: list[int] = []
-        for index in sorted(range(len(self)), key=lambda i: len(self.tokens[i])):
-            length = len(self.tokens[index])
-            crowded = length * (len(bucket) + 1) > tokens
-            if bucket and (crowded or length > 1.25 * len(self.tokens[bucket[0]]) + 4):
+        shortest = longest = 0
+        for index in sorted(range(len(self)), key=lambda i: (rows[i], lengths[i])):
+            low, high = min(shortest, lengths[index]), max(longest, lengths[index])
+            crowded = high * rows[index] * (len(bucket) + 1) > positions
+            uneven = high > 1.25 * low + 4 or (bucket and rows[index] > 1.25 * rows[bucket[0]])
+            if bucket and (crowded or uneven):
                 yield bucket
                 bucket = []
+            shortest, longest = (low, high) if bucket else (lengths[index], lengths[index])
             bucket.append(index)
         if bucket:
             yield bucket
 
-    def in_buckets(self, tokens: int, compute: Callable[[Self], Iterable[T]]) -> dict[int, T]:
+    def in_buckets(
+        self, positions: int, compute: Callable[[Self], Iterable[T]], rows: Sequence[int] | None = None
+    ) -> dict[int, T]:
         """What `compute` gives for each text, by the text's index, in the order of the buckets it is given."""
-        parts = ((bucket, compute(self.select(bucket))) for bucket in self.buckets(tokens))
+        parts = ((bucket, compute(self.select(bucket))) for bucket in self.buckets(positions, rows))
         return {index: one for bucket, part in parts for index, one in zip(bucket, part, strict=True)}
+
+    def rows(self, unit: Unit) -> list[int]:
+        """How many rows the factors of each text have in this unit."""
+        return list(map(len, self.groups(unit)[0]))
 
 
 def used_positions(features: dict[str, Any]) -> Tensor:

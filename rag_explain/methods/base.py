@@ -70,6 +70,8 @@ class Method(ABC):
     linear: ClassVar[bool] = True
     # Whether the embedding in the factors is the encoder's own to the last bit, good enough to search with.
     embeds: ClassVar[bool] = False
+    # Whether each row of a text's factors takes a pass of its own.
+    pushes_rows: ClassVar[bool] = False
     # The method's own options, by the names of its attributes: they decide the numbers.
     options: ClassVar[tuple[str, ...]] = ()
     # Bytes that tangents on their way may take: an option of every method, which changes no number.
@@ -140,6 +142,13 @@ class Method(ABC):
             factors.grouped(unit, batch.passages[index], batch.spans[index] if batch.spans else None)
             for index, factors in enumerate(self.token_factors(batch))
         ]
+
+    def passes(self, batch: Batch, unit: Unit) -> list[int] | None:
+        """How many tangents run through each text for its factors; None where one pass makes all rows.
+
+        One text of many rows fills the machine, and rows that another text does not have would be computed for nothing.
+        """
+        return batch.rows(unit) if self.pushes_rows else None
 
     def token_factors(self, batch: Batch) -> list[Factors]:
         """The factors of each text of a batch, with one row per token."""

@@ -56,6 +56,7 @@ class FrozenMethod(EncoderMethod):
     """Rows are images of the tokens' inputs under the frozen encoder."""
 
     embeds = True  # the forward pass is recorded, not rewritten
+    pushes_rows = True
     rules: Rules
     # Whether the rest is computed from the biases, so that the sum is a check; else it is what remains.
     computes_rest: ClassVar[bool]

@@ -51,6 +51,7 @@ class JacobianMethod(EncoderMethod):
     """
 
     options = ("tolerance", "max_nodes")
+    pushes_rows = True
     # Whether the embedding is divided by its norm inside the path.
     normalises_in_path: ClassVar[bool]
 

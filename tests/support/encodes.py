@@ -22,7 +22,9 @@ class Encodes:
 
     documents: list[str] = field(default_factory=list)  # what a scorer read or embedded in the role of a document
     texts: list[str] = field(default_factory=list)  # what was tokenized for any model, the user's own among them
-    passes: list[tuple[int, ...]] = field(default_factory=list)  # the tokens of each text that went through a model
+    # The tokens of each text that went through a model's modules. A pass that is repeated from its kept structure calls
+    # none of them: `texts` has what such a pass reads.
+    passes: list[tuple[int, ...]] = field(default_factory=list)
 
 
 @contextmanager
