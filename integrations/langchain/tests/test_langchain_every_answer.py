@@ -1,4 +1,4 @@
-"""What runs on every answer: with sentences kept, a chain that explains and logs all it answers reads queries only."""
+"""What runs on every answer: with sentences kept, a chain that explains and logs all answers reads queries only."""
 
 from __future__ import annotations
 
