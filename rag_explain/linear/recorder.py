@@ -184,8 +184,8 @@ class Recorder(Tape):
                 reason = f"the activation {function.key} is {at_zero:.3g} at zero, so it is no multiple of its input"
                 node.poison = Poison(reason, self.where)
                 return
-            # f(x) / x, which is f'(0) where x is zero.
-            factor = (value / source).masked_fill_(source == 0, slope)
+            # f(x) / x, which is f'(0) where x is zero. What else gives no number gives the embedding none either.
+            factor = (value / source).nan_to_num_(nan=slope, posinf=slope, neginf=slope)
         shape = tuple(source.shape)
         node.slot = self.emit(Scale, base, like=value, in_shape=shape, factor=factor, constant=constant)
 

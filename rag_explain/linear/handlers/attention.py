@@ -56,17 +56,17 @@ def _mix(rec: Recorder, out: Tensor, weights: Tensor, value: Tensor) -> None:
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
     """softmax(q k^T * scale + mask), as the documentation of scaled_dot_product_attention defines it."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * scale
+    scores = (query * scale) @ key.transpose(-2, -1)  # a query is smaller than its scores
     if is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~causal, float("-inf"))
+        scores.masked_fill_(~causal, float("-inf"))
     if mask is None:
         return torch.softmax(scores, dim=-1)
     # A padded position may be allowed to see nothing at all; the fused kernels give zeros there, a softmax would not.
     if mask.dtype == torch.bool:
         blind = ~mask.any(dim=-1, keepdim=True)
-        scores = scores.masked_fill(~(mask | blind), float("-inf"))
+        scores.masked_fill_(~(mask | blind), float("-inf"))
     else:
         blind = (mask == float("-inf")).all(dim=-1, keepdim=True)
         scores = scores + mask.masked_fill(blind, 0.0)
-    return torch.softmax(scores, dim=-1).masked_fill(blind, 0.0)
+    return torch.softmax(scores, dim=-1).masked_fill_(blind, 0.0)
