@@ -86,9 +86,13 @@ def collect(operation: Operation, cotangent: Tensor, entered: Tensor) -> None:
         return
     assert operation.owner is not None
     constant, owner = operation.constant, operation.owner
+    is_vector = constant.ndim == 1 and len(constant) > 1
+    if is_vector and owner.is_by_row and owner.has_all_in_order(operation.shape):
+        entered.view(-1).addmv_(cotangent.reshape(-1, len(constant)), constant)  # by far the most: in one go
+        return
     if not owner.is_by_row:
         parts = cotangent * constant
-    elif constant.ndim == 1 and len(constant) > 1:
+    elif is_vector:
         parts = cotangent @ constant
     else:
         parts = (cotangent * constant).sum(dim=-1)

@@ -29,6 +29,7 @@ class Owner:
         self.index, self.axis, self.length = index, axis, length
         self._made: dict[tuple[int, ...], Owner | None] = {}
         self._rows: dict[tuple[int, ...], tuple[Index, tuple[int, ...]]] = {}
+        self._in_order: dict[tuple[int, ...], bool] = {}
 
     @classmethod
     def of_hidden(cls, texts: int, length: int) -> Owner:
@@ -50,6 +51,13 @@ class Owner:
             index = self.index[..., 0] if self.is_by_row else self.index
             self._rows[shape] = np.array(np.broadcast_to(index, leading)).ravel(), leading
         return self._rows[shape]
+
+    def has_all_in_order(self, shape: tuple[int, ...]) -> bool:
+        """Whether the rows of a value of this shape are all positions, one after the other."""
+        if shape not in self._in_order:
+            rows, _ = self.rows(shape)
+            self._in_order[shape] = np.array_equal(rows, np.arange(len(rows)))
+        return self._in_order[shape]
 
     def lifted(self, ndim: int) -> Owner:
         """Of the value broadcast to more axes."""

@@ -59,14 +59,14 @@ def _weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, s
     scores = (query * scale) @ key.transpose(-2, -1)  # a query is smaller than its scores
     if is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores.masked_fill_(~causal, float("-inf"))
+        scores = scores.masked_fill(~causal, float("-inf"))
     if mask is None:
         return torch.softmax(scores, dim=-1)
     # A padded position may be allowed to see nothing at all; the fused kernels give zeros there, a softmax would not.
     if mask.dtype == torch.bool:
         blind = ~mask.any(dim=-1, keepdim=True)
-        scores.masked_fill_(~(mask | blind), float("-inf"))
+        scores = scores.masked_fill(~(mask | blind), float("-inf"))
     else:
         blind = (mask == float("-inf")).all(dim=-1, keepdim=True)
         scores = scores + mask.masked_fill(blind, 0.0)
-    return torch.softmax(scores, dim=-1).masked_fill_(blind, 0.0)
+    return torch.softmax(scores, dim=-1).masked_fill(blind, 0.0)
