@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -144,7 +145,7 @@ class Checks:
 
     def __init__(self) -> None:
         self._asked: tuple[object, list[Notice]] | None = None
-        self._asked_last: Moment | None = None
+        self._asked_last: tuple[Moment, bool] | None = None
         self._asking = threading.Lock()
         self._has_warned = False
 
@@ -165,8 +166,19 @@ class Checks:
         unasked = None if embedder is None or is_here else _UNASKED.format(embedder.name)
         asked = [_CHANGED] if is_other else self._asked_notices(explainer, moment, query, is_scored) if is_here else []
         compared, checked = _compared(explainer, moment, query, [document for document, _ in found], is_scored), []
-        for (document, explanation), one in zip(found, compared, strict=True):
-            notices = scoring.notices(explanation, document.score, replace(one, asked=asked, unasked=unasked))
+
+        def told() -> list[tuple[Notice, ...]]:
+            return [
+                scoring.notices(explanation, document.score, replace(one, asked=asked, unasked=unasked))
+                for (document, explanation), one in zip(found, compared, strict=True)
+            ]
+
+        noticed = told()
+        if is_scored and is_here and not asked and any(one.code == MISMATCH for one in chain(*noticed)):
+            # Of a query that was embedded otherwise, some scores agree by chance: its vector tells.
+            asked = self._asked_notices(explainer, moment, query, False)
+            noticed = told() if asked else noticed
+        for (document, explanation), notices in zip(found, noticed, strict=True):
             reasons = [one for one in (*explanation.notices, *notices) if one.code in STAND_INS]
             if reasons and {one.code for one in reasons} == {MISMATCH} and not self._has_warned:
                 self._has_warned = True
@@ -184,9 +196,9 @@ class Checks:
         if embedder is None:
             return []
         with self._asking:
-            if self._asked_last is not moment:
+            if self._asked_last not in ((moment, False), (moment, is_scored)):
                 self._asked = self._asked_now(explainer, embedder, moment, query, is_scored)
-                self._asked_last = moment
+                self._asked_last = moment, is_scored
             assert self._asked is not None
             return self._asked[1]
 

@@ -19,7 +19,7 @@ from pydantic import Field, PrivateAttr
 
 from langchain_rag_explain._internals import tracing_parameters
 from langchain_rag_explain.documents import ExplainedDocument, reranked_score
-from langchain_rag_explain.stores import embedder_of, engine_of_store, stage_name, stored_documents
+from langchain_rag_explain.stores import embedder_of, engine_of_store, stage_name, stored_documents, tells_scores
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
@@ -90,7 +90,8 @@ class ExplainingRetriever(BaseRetriever):
         store = self._store
         embedder = None if store is None else embedder_of(store.embeddings)
         engine = engine_of_store(store)
-        told = UNKNOWN if engine is None or self.vectorstore is None else engine.metric
+        is_told = self.vectorstore is not None or _tells_scores(self.retriever)
+        told = engine.metric if engine is not None and is_told else UNKNOWN
         metric = told if self.metric is None else Metric.named(self.metric)
         return Search(
             source=embedder if self.explainer is None else self.explainer,
@@ -118,8 +119,9 @@ class ExplainingRetriever(BaseRetriever):
     ) -> list[Document]:
         options = self._options(kwargs)
         if self.retriever is not None:
-            found = self.retriever.invoke(query, config={"callbacks": run_manager.get_child()}, **options)
-            scored: list[_Scored] = [(document, self._told(document)) for document in found]
+            asked = _asked(self.retriever)
+            found = asked.invoke(query, config={"callbacks": run_manager.get_child()}, **options)
+            scored: list[_Scored] = _with_scores(asked, found)
         else:
             assert self.vectorstore is not None
             scored = list(self.vectorstore.similarity_search_with_score(query, **options))
@@ -143,8 +145,9 @@ class ExplainingRetriever(BaseRetriever):
     ) -> list[Document]:
         options = self._options(kwargs)
         if self.retriever is not None:
-            found = await self.retriever.ainvoke(query, config={"callbacks": run_manager.get_child()}, **options)
-            scored: list[_Scored] = [(document, self._told(document)) for document in found]
+            asked = _asked(self.retriever)
+            found = await asked.ainvoke(query, config={"callbacks": run_manager.get_child()}, **options)
+            scored: list[_Scored] = _with_scores(asked, found)
         else:
             assert self.vectorstore is not None
             scored = list(await self.vectorstore.asimilarity_search_with_score(query, **options))
@@ -156,10 +159,6 @@ class ExplainingRetriever(BaseRetriever):
             except Exception as error:
                 logger.warning("the explanation event was not sent: %s: %s", type(error).__name__, error)
         return self._documents(scored, hits)
-
-    def _told(self, document: Document) -> float | None:
-        """A score of the wrapped retriever: of a reranker in it, which writes it down, if there is one."""
-        return None if _is_plain(self.retriever) else reranked_score(document)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         options = {**self.search_kwargs, **kwargs}
@@ -202,6 +201,47 @@ class ExplainingRetriever(BaseRetriever):
             known = [(document.id, document.page_content) for document in given]
         texts, ids = [text for _, text in known], [name for name, _ in known]
         return self._hit_explainer.precompute(texts, self._search(), ids=ids, **options)
+
+
+class _Telling(VectorStoreRetriever):
+    """A vector store's retriever for one search, which keeps the scores that it was made to drop."""
+
+    _scores: list[float] = PrivateAttr(default_factory=list)
+
+    @classmethod
+    def like(cls, retriever: VectorStoreRetriever) -> _Telling:
+        return cls.model_construct(**{**dict(retriever), "name": retriever.get_name()})  # traces see no difference
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        return self._keep(self.vectorstore.similarity_search_with_score(query, **self.search_kwargs | kwargs))
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        return self._keep(await self.vectorstore.asimilarity_search_with_score(query, **self.search_kwargs | kwargs))
+
+    def _keep(self, scored: Sequence[tuple[Document, float]]) -> list[Document]:
+        self._scores = [score for _, score in scored]
+        return [document for document, _ in scored]
+
+
+def _asked(retriever: BaseRetriever) -> BaseRetriever:
+    """What is asked in the retriever's place: itself, or one that keeps the scores of the very same search."""
+    return _Telling.like(retriever) if _tells_scores(retriever) else retriever  # type: ignore[arg-type]
+
+
+def _tells_scores(retriever: BaseRetriever | None) -> bool:
+    is_known = _is_plain(retriever) and getattr(retriever, "search_type", None) == "similarity"
+    return is_known and tells_scores(retriever.vectorstore)  # type: ignore[union-attr]
+
+
+def _with_scores(asked: BaseRetriever, found: Sequence[Document]) -> list[_Scored]:
+    """Documents with the store's score, or with that of a reranker in the retriever, which writes it down."""
+    if isinstance(asked, _Telling):
+        return list(zip(found, asked._scores, strict=True))
+    return [(document, None if _is_plain(asked) else reranked_score(document)) for document in found]
 
 
 def _found(scored: Iterable[_Scored]) -> Iterator[RetrievedDocument]:

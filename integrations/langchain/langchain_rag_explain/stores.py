@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from types import FunctionType
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
@@ -50,6 +51,29 @@ def engine_of_store(store: VectorStore | None) -> Engine | None:
         return {name: row for row, name in getattr(store, "index_to_docstore_id", {}).items() if name in ids}
 
     return engine_of(store, rows)
+
+
+# Stores whose `similarity_search` is their `similarity_search_with_score` without the scores, sync and async.
+_SAME_SEARCH = {
+    ("langchain_core.vectorstores.in_memory", "InMemoryVectorStore"),
+    ("langchain_community.vectorstores.faiss", "FAISS"),
+}
+
+
+def tells_scores(store: VectorStore) -> bool:
+    """Whether a store that is asked for scores too is known to run the very same search.
+
+    Only the class itself is known: one derived from it may search otherwise, and so may a method that was replaced, in
+    the object or in its class, as libraries do that watch it.
+    """
+    kind = type(store)
+    if (kind.__module__, kind.__qualname__) not in _SAME_SEARCH or any("search" in name for name in vars(store)):
+        return False
+    methods = (vars(kind).get(name) for name in ("similarity_search", "asimilarity_search"))
+    return all(
+        isinstance(method, FunctionType) and method.__module__ == kind.__module__ and not hasattr(method, "__wrapped__")
+        for method in methods
+    )
 
 
 def stored_documents(store: VectorStore | None) -> Iterable[tuple[str, str]]:

@@ -242,6 +242,10 @@ class Remote(Embeddings):
         return self.embed_documents([text])[0]
 
 
+class Derived(InMemoryVectorStore):
+    """May search otherwise than the store in memory does, so that it is not asked for scores."""
+
+
 class Opaque(InMemoryVectorStore):
     """Tells its documents, and no ids by which its vectors could be asked for."""
 
@@ -254,7 +258,8 @@ def test_a_model_elsewhere_is_asked_for_nothing_but_the_search() -> None:
     texts, queries = here.encode_document(CORPUS).tolist(), here.encode_query([QUERY]).tolist()
     for kind, form, expected in (
         (InMemoryVectorStore, "vectorstore", []),  # its scores tell
-        (InMemoryVectorStore, "retriever", ["unchecked"]),  # its vectors tell of the documents
+        (InMemoryVectorStore, "retriever", []),  # and so they do here
+        (Derived, "retriever", ["unchecked"]),  # its vectors tell of the documents
         (Opaque, "retriever", ["other-ranking"]),
     ):
         remote = Remote(queries)

@@ -8,7 +8,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy as shallow_copy
 from copy import deepcopy
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
 from langchain_core.tools import create_retriever_tool
+from langchain_core.tracers.context import collect_runs
+from langchain_core.tracers.schemas import Run
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_rag_explain import EVENT, ExplainedDocument, ExplainingRetriever, get_explanation
 from sentence_transformers import SentenceTransformer
@@ -335,7 +337,10 @@ def test_what_did_not_choose_alone_is_a_surrogate() -> None:
     assert "Static" in (surrogate(retriever=static) or "")
     assert surrogate(retriever=static, surrogate=False) is None
     assert surrogate(retriever=static, surrogate="reranked by hand") == "reranked by hand"
-    assert "RemoteEmbeddings" in (surrogate(retriever=remote.as_retriever()) or "")
+    unasked = Reversed(RemoteEmbeddings())  # not asked for scores, so that nothing tells
+    unasked.add_texts(TEXTS)
+    assert "RemoteEmbeddings" in (surrogate(retriever=unasked.as_retriever()) or "")
+    assert "built with another model" in (surrogate(retriever=remote.as_retriever()) or "")
     assert "built with another model" in (surrogate(vectorstore=remote) or "")
 
 
@@ -490,3 +495,67 @@ def test_on_real_weights_prompts_scores_and_reasons() -> None:
         assert document.hit.gap == pytest.approx(0.0, abs=1e-5)
     pair = get_explanation(documents[0]).by_word().top_pairs(1)[0]  # type: ignore[union-attr]
     assert (pair.query.text, pair.document.text) == ("bees", "Honeybees")
+
+
+class Reversed(InMemoryVectorStore):
+    """Searches otherwise than it scores."""
+
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        return super().similarity_search(query, k, **kwargs)[::-1]
+
+
+def traced(retriever: BaseRetriever) -> list[Run]:
+    """The runs of a retriever that wraps, or of a plain one, of one search: what a trace shows."""
+    with collect_runs() as runs:
+        retriever.invoke(QUERY)
+    (run,) = runs.traced_runs
+    return run.child_runs or [run]
+
+
+def test_a_plain_retriever_of_a_known_store_is_asked_once_with_scores() -> None:
+    plain = store().as_retriever(
+        search_kwargs={"k": 3, "filter": lambda document: "moon" not in document.page_content}, tags=["mine"]
+    )
+    wrapped = ExplainingRetriever(retriever=plain)
+    scores = [score for _, score in plain.vectorstore.similarity_search_with_score(QUERY, **plain.search_kwargs)]
+    for found, options in (
+        (wrapped.invoke(QUERY), {}),
+        (asyncio.run(wrapped.ainvoke(QUERY)), {}),
+        (wrapped.invoke(QUERY, k=2), {"k": 2}),
+    ):
+        assert found == plain.invoke(QUERY, **options)
+        assert [document.hit.score for document in found] == scores[: len(found)]
+        assert all(abs(document.hit.gap or 0.0) < 2e-3 for document in found)
+    (mine,), (theirs,) = traced(wrapped), traced(plain)
+    assert (mine.name, mine.tags, mine.outputs) == (theirs.name, theirs.tags, theirs.outputs)
+    assert {name: mine.metadata[name] for name in theirs.metadata} == theirs.metadata
+
+
+def replaced_in_object() -> InMemoryVectorStore:
+    made = store()
+    search = made.similarity_search
+    vars(made)["similarity_search"] = lambda query, **options: search(query, **options)[::-1]
+    return made
+
+
+def test_a_store_that_may_search_otherwise_is_asked_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    derived = Reversed(store().embeddings)
+    derived.add_texts(TEXTS)
+    for other in (derived, replaced_in_object()):
+        found = ExplainingRetriever(retriever=other.as_retriever()).invoke(QUERY)
+        assert found == other.as_retriever().invoke(QUERY)
+        best_last = [document.page_content for document in store().as_retriever().invoke(QUERY)][::-1]
+        assert [document.page_content for document in found] == best_last
+        assert [document.hit.score for document in found] == [None] * 4
+
+    seen = []
+    search = InMemoryVectorStore.similarity_search
+
+    @wraps(search)
+    def watched(self: InMemoryVectorStore, query: str, *args: Any, **options: Any) -> list[Document]:
+        seen.append(query)  # as tracing libraries do, which replace the method in its class
+        return search(self, query, *args, **options)
+
+    monkeypatch.setattr(InMemoryVectorStore, "similarity_search", watched)
+    ExplainingRetriever(retriever=store().as_retriever()).invoke(QUERY)
+    assert seen == [QUERY]

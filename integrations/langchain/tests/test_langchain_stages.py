@@ -270,7 +270,7 @@ def test_documents_that_this_chain_did_not_find_are_no_stage_of_it(wrapped, log)
 @pytest.mark.parametrize("metric", [None, "cosine"])
 @pytest.mark.parametrize(
     ("search_type", "options"),
-    [("mmr", {"k": 4}), ("similarity_score_threshold", {"k": 4, "score_threshold": -1.0}), ("similarity", {"k": 4})],
+    [("mmr", {"k": 4}), ("similarity_score_threshold", {"k": 4, "score_threshold": -1.0})],
 )
 def test_scores_of_other_searches_are_no_similarities(store, search_type, options, metric):
     if search_type == "similarity_score_threshold":  # the store in memory has no relevance scores

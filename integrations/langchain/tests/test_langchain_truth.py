@@ -20,6 +20,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from rag_explain import Explainer
+from rag_explain.encoder.loading import packaged_path
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.notices import UNCHECKED
 from tests.support.models import CORPUS, folder, tiny
@@ -322,9 +323,14 @@ class ByQuestion(Embeddings):
         return found
 
 
-def test_every_query_is_compared_where_no_score_tells() -> None:
-    mine = ByQuestion(tiny("roberta", after=lambda: [Normalize()], dtype=torch.float32))
-    wrapped = ExplainingRetriever(retriever=filled(InMemoryVectorStore(mine)).as_retriever())
+class Derived(InMemoryVectorStore):
+    """May search otherwise than the store in memory does, so that it is not asked for scores."""
+
+
+@pytest.mark.parametrize("kind", [Derived, InMemoryVectorStore])
+def test_every_query_is_compared_by_its_scores_or_its_vector(kind: type[InMemoryVectorStore]) -> None:
+    mine = ByQuestion(SentenceTransformer(str(packaged_path()), device="cpu"))  # whose scores differ, unlike a toy's
+    wrapped = ExplainingRetriever(retriever=filled(kind(mine)).as_retriever())
     for query, is_right in (("the moon?", True), ("where is the moon", False), ("the dog?", True)):
         for _, explanation in explained(wrapped, query):
             assert (explanation.surrogate is None) == is_right
