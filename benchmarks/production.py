@@ -9,15 +9,18 @@ are kept for what the queries return. Both search FAISS, which leaves the smalle
 own, the store that each framework brings along, which takes longer to search.
 
   plain        the framework's own retriever
-  explained    the same one wrapped, explanations computed before it returns
+  wrapped      the same one wrapped, explanations computed when they are looked at: nobody does
+  explained    the same, explanations computed before it returns
   answered     plain retrieval, prompt and answer
-  logged       the same with the wrapped retriever, and the record on disk when it returns
-  waited       the same with a log that writes in the background: until the caller has the answer
-  written      and until the record is on disk
+  logged       the same with `explained`, and the record on disk when it returns
+  waited       the same with `wrapped` and a log that writes in the background: until the caller has the answer
+  written      and until all is explained and the record is on disk
 
-All take turns, query by query, in one process, after a round that is not counted; figures are medians over queries and
-rounds. A query is always new to the explainer, its length is not: that is so for nearly all queries of a service that
-runs. Every text that is tokenized for any model is counted. Fails if one of them is a document.
+All take turns, query by query, in one process, after a round that is not counted, each in a thread of its own, as in a
+server: LangChain runs parts of a chain in new threads anyway, and torch is slower where they take turns with a main
+thread that computes too. Figures are medians over queries and rounds. A query is always new to the explainer, its
+length is not: that is so for nearly all queries of a service that runs. Every text that is tokenized for any model is
+counted. Fails if one of them is a document.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +68,7 @@ from rag_explain.encoder.loading import DEFAULT_MODEL, packaged_path
 from rag_explain.log import ExplanationLog
 
 ANSWER_WORDS = 20
-WAYS = ("plain", "explained", "answered", "logged", "waited", "written")
+WAYS = ("plain", "wrapped", "explained", "answered", "logged", "waited", "written")
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,11 @@ class Loop:
     """A RAG loop of one framework, bare and with all that we add."""
 
     plain: Callable[[str], Any]
+    wrapped: Callable[[str], Any]
     explained: Callable[[str], Sequence[Any]]  # each with its `hit`
     answered: Callable[[str], Any]
     logged: Callable[[str, ExplanationLog], Any]
+    waited: Callable[[str, ExplanationLog], Any]
     precompute: Callable[[Sequence[str]], Any]
     explainer: Explainer
 
@@ -84,7 +91,7 @@ def langchain(documents: dict[str, str], model: str, is_own: bool) -> Loop:
     kind: type[VectorStore] = InMemoryVectorStore if is_own else FAISS
     store = kind.from_texts(texts, embeddings, ids=names)
     plain = store.as_retriever(search_kwargs={"k": TOP})
-    wrapped = LangChainRetriever(retriever=plain, explain="eager")
+    wrapped, eager = (LangChainRetriever(retriever=plain, explain=when) for when in ("lazy", "eager"))
 
     def chain(retriever: Runnable[str, Any]) -> Runnable[str, Any]:
         prompt = ChatPromptTemplate.from_template("{context} Question: {question}")
@@ -92,14 +99,16 @@ def langchain(documents: dict[str, str], model: str, is_own: bool) -> Loop:
         context = retriever | (lambda found: "\n".join(document.page_content for document in found))
         return {"context": context, "question": RunnablePassthrough()} | prompt | llm
 
-    bare, full = chain(plain), chain(wrapped)
+    bare, lazily, full = chain(plain), chain(wrapped), chain(eager)
     return Loop(
         plain.invoke,
         wrapped.invoke,
+        eager.invoke,
         bare.invoke,
         lambda query, log: full.invoke(query, {"callbacks": [ExplanationLogHandler(log)]}),
+        lambda query, log: lazily.invoke(query, {"callbacks": [ExplanationLogHandler(log)]}),
         lambda queries: wrapped.precompute([one for query in queries for one in plain.invoke(query)], progress=False),
-        wrapped._hit_explainer._explainer_for(wrapped._search()),
+        eager._hit_explainer._explainer_for(eager._search()),
     )
 
 
@@ -112,22 +121,26 @@ def llama_index(documents: dict[str, str], model: str, is_own: bool) -> Loop:
         nodes, storage_context=StorageContext.from_defaults(vector_store=store), embed_model=embedding
     )
     plain = index.as_retriever(similarity_top_k=TOP)
-    wrapped = LlamaIndexRetriever(plain, explain="eager")
-    bare, full = (RetrieverQueryEngine.from_args(one, llm=MockLLM(max_tokens=ANSWER_WORDS)) for one in (plain, wrapped))
+    wrapped, eager = (LlamaIndexRetriever(plain, explain=when) for when in ("lazy", "eager"))
+    bare, lazily, full = (
+        RetrieverQueryEngine.from_args(one, llm=MockLLM(max_tokens=ANSWER_WORDS)) for one in (plain, wrapped, eager)
+    )
 
-    def logged(query: str, log: ExplanationLog) -> Any:
+    def logged(engine: RetrieverQueryEngine, query: str, log: ExplanationLog) -> Any:
         with log_queries(log):  # it listens to all engines: not to the bare one
-            return full.query(query)
+            return engine.query(query)
 
     return Loop(
         plain.retrieve,
         wrapped.retrieve,
+        eager.retrieve,
         bare.query,
-        logged,
+        partial(logged, full),
+        partial(logged, lazily),
         lambda queries: wrapped.precompute(
             [one.node for query in queries for one in plain.retrieve(query)], progress=False
         ),
-        wrapped._hit_explainer._explainer_for(wrapped._search()),
+        eager._hit_explainer._explainer_for(eager._search()),
     )
 
 
@@ -140,6 +153,12 @@ def counted(read: list[str]) -> None:
         return tokenize(self, inputs, *rest, **options)
 
     Transformer.preprocess = run  # type: ignore[method-assign]
+
+
+def apart(call: Callable[[], Any]) -> Any:
+    """The result of a call in a new thread."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
 
 
 class Measured:
@@ -156,6 +175,7 @@ class Measured:
         """Each way once."""
         loop = self.loop
         self._time("plain", lambda: loop.plain(query), read)
+        self._time("wrapped", lambda: loop.wrapped(query), read)
         found = self._time("explained", lambda: loop.explained(query), read)
         for one in found:
             explanation = one.hit.explanation
@@ -164,15 +184,21 @@ class Measured:
         self._time("answered", lambda: loop.answered(query), read)
         self._time("logged", lambda: loop.logged(query, self.direct), read)
         start = time.perf_counter()
-        self._time("waited", lambda: loop.logged(query, self.default), read)
+        self._time("waited", lambda: loop.waited(query, self.default), read)
         assert self.default.flush(60)
         self.taken["written"].append(1000 * (time.perf_counter() - start))
 
     def _time(self, way: str, call: Callable[[], Any], read: list[str]) -> Any:
         self.loop.explainer._prepared.cache_clear()  # the query is new; `close` would close the store as well
-        before, start = len(read), time.perf_counter()
-        result = call()
-        self.taken[way].append(1000 * (time.perf_counter() - start))
+        before = len(read)
+
+        def timed() -> Any:
+            start = time.perf_counter()
+            result = call()
+            self.taken[way].append(1000 * (time.perf_counter() - start))
+            return result
+
+        result = apart(timed)
         self.reads[way].append(len(read) - before)
         return result
 
@@ -186,7 +212,7 @@ class Measured:
         return {
             "milliseconds": times,
             "over plain retrieval": {way: times[way] / times["plain"] for way in WAYS[1:]},
-            "over answered": {way: times[way] / times["answered"] for way in WAYS[3:]},
+            "over answered": {way: times[way] / times["answered"] for way in WAYS[4:]},
             "reads of the query": {way: statistics.median(self.reads[way]) for way in WAYS[:-1]},
             "bytes of log per answer": {"written": statistics.median(map(len, lines)), "sealed": sealed / len(lines)},
         }
@@ -199,10 +225,11 @@ def main() -> int:
     read: list[str] = []
     counted(read)
     model, is_own = str(packaged_path() or f"sentence-transformers/{DEFAULT_MODEL}"), options.store == "own"
-    loops = {"LangChain": langchain(documents, model, is_own), "LlamaIndex": llama_index(documents, model, is_own)}
-    queries = choose(collection, loops["LangChain"].explainer, options.queries)[LENGTHS[0]]
+    made = {"LangChain": langchain, "LlamaIndex": llama_index}
+    loops = {name: apart(partial(make, documents, model, is_own)) for name, make in made.items()}
+    queries = apart(lambda: choose(collection, loops["LangChain"].explainer, options.queries)[LENGTHS[0]])
     for loop in loops.values():
-        print(loop.precompute(queries), flush=True)
+        print(apart(partial(loop.precompute, queries)), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         measured = {name: Measured(loop, Path(folder) / name) for name, loop in loops.items()}
         for number in range(options.rounds + 1):
