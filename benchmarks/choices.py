@@ -1,6 +1,6 @@
 """Which settings of a method are better? Each is tried on the same real pairs, and the differences are paired.
 
-    python benchmarks/choices.py --data FOLDER [--settings 'LABEL={"method": ...}' ...] [--pairs 60] [--out FILE]
+    python benchmarks/choices.py --data FOLDER [--settings 'LABEL={"method": ...}' ...] [--pairs 60] [--json FILE]
 
 FOLDER holds the folders that `data_sets.py` names. A setting is a label and the keyword arguments of an `Explainer`, as
 JSON. The first is what the others are compared with. Explanations are by words.
@@ -85,7 +85,7 @@ def main() -> None:
                 advance()
     rows = [row(*key, values, next(iter(explainers))) for key, values in trial.values.items()]
     Console(width=150).print(table(rows))  # wide enough for a file, too
-    if options.out:
+    if options.json:
         result = {
             "command": command(options),
             "model": scorer.name,
@@ -94,7 +94,7 @@ def main() -> None:
             "bounds": f"95 %, {measures.RESAMPLES} resamples of the pairs, seed {measures.SEED}",
             "rows": rows,
         }
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 # The data sets
@@ -291,7 +291,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=60, help="at most this many of each set")
     parser.add_argument("--model", default="all-MiniLM-L6-v2")
     parser.add_argument("--keep", type=Path, help="folder for the corpus as vectors")
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    parser.add_argument("--json", type=Path, help="write the figures here, as JSON")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """What a first look at ten hits costs, as a multiple of plainly encoding the same ten documents, in one run.
 
-    python benchmarks/first_look.py --data FOLDER [--rounds 5] [--out FILE]
+    python benchmarks/first_look.py --data FOLDER [--rounds 5] [--json FILE]
 
 FOLDER holds `xquad`, whose paragraphs of 150 to 256 tokens are the documents and whose questions the queries. Cold:
 nothing is kept. Warm: token rows, or sentence rows, are. Every round runs everything once, in turns; medians.
@@ -60,15 +60,15 @@ def main() -> None:
         "token pairs over word pairs, cold": round(tokens / words, 2),
     }
     show(result)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """Which words do people link? `Explanation.links` and other ways to choose, against words that people aligned.
 
-    python benchmarks/links.py --data FOLDER [--pairs 400] [--out FILE]
+    python benchmarks/links.py --data FOLDER [--pairs 400] [--json FILE]
 
 FOLDER holds `msr_rte_align` and `edinburgh_pp`. The pairs of each set are split in two halves: figures of the first may
 be used to choose, those of the second are the result. Precision, recall and F1 of word links are means over pairs; the
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--pairs", type=int, default=400, help="at most this many of each set")
     parser.add_argument("--model", default="all-MiniLM-L6-v2")
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    parser.add_argument("--json", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
 
     explainer = Explainer(options.model)
@@ -114,11 +114,11 @@ def main() -> None:
                 advance()
         rows += [row for half in (0, 1) if found[half::2] for row in summary(name, half, found[half::2])]
     Console(width=150).print(table(rows))
-    if options.out:
+    if options.json:
         command = f"python benchmarks/links.py --data FOLDER --pairs {options.pairs} --model {options.model}"
         versions = {package: version(package) for package in (*PACKAGES, "POT", "scipy")}
         result = {"command": command, "model": explainer.scorer.name, "versions": versions, "rows": rows}
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def scored(

@@ -1,6 +1,6 @@
 """What it costs to keep a corpus explained: building factors by sentence, word and token, against plainly encoding it.
 
-    python benchmarks/precompute.py --data FOLDER [--documents 64] [--rounds 5] [--out FILE]
+    python benchmarks/precompute.py --data FOLDER [--documents 64] [--rounds 5] [--json FILE]
 
 FOLDER holds `scifact` and `cranfield`. Both ways run in batches, in one run, in turns: ratios, not seconds. Then bytes
 in the store, what rounding to fp16 and int8 does to explanations, and growth with length from 16 to 512 tokens (of a
@@ -31,7 +31,7 @@ LENGTHS = (16, 32, 64, 128, 256, 512)
 
 
 def main() -> None:
-    options = parse()
+    options, console = parse(), Console()
     explainer = Explainer("all-MiniLM-L6-v2")
     result: dict[str, Any] = {
         "command": "python benchmarks/precompute.py --data FOLDER "
@@ -40,13 +40,14 @@ def main() -> None:
     for name in ("scifact", "cranfield"):
         collection = data_sets.collection_in(options.data / name)
         texts = [text for text in data_sets.shuffled(list(collection.documents.values())) if text.strip()]
-        result[name] = corpus(explainer, texts[: options.documents], options.rounds)
-    texts = texts[:3]
-    result["precision"] = precision(explainer, texts, list(collection.queries.values())[:2])
-    result["growth"] = growth(explainer, texts)
-    show(result)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        with console.status(f"{name}: {options.documents} documents by each unit"):
+            result[name] = corpus(explainer, texts[: options.documents], options.rounds)
+    with console.status("precision: fp16 and int8 by each unit"):
+        result["precision"] = precision(explainer, texts[:3], list(collection.queries.values())[:2])
+    result["growth"] = growth(texts, console)
+    show(result, console)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def parse() -> argparse.Namespace:
@@ -54,7 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--documents", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
@@ -119,7 +120,7 @@ def precision(explainer: Explainer, texts: list[str], queries: list[str]) -> dic
     return found
 
 
-def growth(explainer: Explainer, texts: list[str]) -> dict[str, Any]:
+def growth(texts: list[str], console: Console) -> dict[str, Any]:
     """Building cost in plain encodes of the same text, by its number of tokens."""
     from sentence_transformers import SentenceTransformer
 
@@ -130,21 +131,23 @@ def growth(explainer: Explainer, texts: list[str]) -> dict[str, Any]:
     model.max_seq_length = max(LENGTHS)
     opened, words = Explainer(model), " ".join(texts).split()
     found: dict[str, Any] = {}
+
+    def tokens(number: int) -> int:
+        return len(opened.scorer.read([as_passage(" ".join(words[:number]))], "document").tokens[0])
+
     for length in LENGTHS:
-        text = " ".join(words[: int(length * 0.7)])
-        tokens = len(opened.scorer.read([as_passage(text)], "document").tokens[0])
-        encode = min(timed(lambda text=text: opened.scorer.embed([text], "document")) for _ in range(5))
-        found[str(tokens)] = {
-            unit: round(
-                min(timed(lambda text=text, unit=unit: opened.factor([text], unit=unit)) for _ in range(1)) / encode, 1
-            )
-            for unit in UNITS
-        }
+        number = next(one for one in range(length) if tokens(one) >= length)
+        text = " ".join(words[:number])
+        with console.status(f"growth: {tokens(number)} tokens by each unit"):
+            encode = min(timed(lambda text=text: opened.scorer.embed([text], "document")) for _ in range(5))
+            found[str(tokens(number))] = {
+                unit: round(timed(lambda text=text, unit=unit: opened.factor([text], unit=unit)) / encode, 1)
+                for unit in UNITS
+            }
     return found
 
 
-def show(result: dict[str, Any]) -> None:
-    console = Console()
+def show(result: dict[str, Any], console: Console) -> None:
     for name in ("scifact", "cranfield"):
         found = result[name]
         title = f"{name}: {found['documents']} documents of {found['tokens per document']:.0f} tokens"

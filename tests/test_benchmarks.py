@@ -158,7 +158,7 @@ def test_data_sets_are_read_as_they_are_published(tmp_path: Path) -> None:
 def run(script: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """What a benchmark writes and prints."""
     out = folder / "out.json"
-    command = [sys.executable, f"benchmarks/{script}", "--data", str(folder), "--out", str(out), *arguments]
+    command = [sys.executable, f"benchmarks/{script}", "--data", str(folder), "--json", str(out), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
