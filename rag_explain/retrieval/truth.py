@@ -31,7 +31,7 @@ from rag_explain.results.notices import (
     Notice,
     stand_in_reason,
 )
-from rag_explain.retrieval.engines import TOLERANCE, Engine, coded
+from rag_explain.retrieval.engines import TOLERANCE, Engine
 from rag_explain.retrieval.search import Moment, RetrievedDocument
 from rag_explain.retrieval.usage import Embedder
 
@@ -245,7 +245,7 @@ def _seen(engine: Engine | None, kept: Any, asked: Vector, own: Vector, by_lengt
         return Seen(scale=scale)
     if not by_length:  # only directions are compared, but what is coded has a length
         own = _unit(own) * (1.0 if kept is None else float(np.linalg.norm(kept)))
-    coded_own = coded(engine, own[None]) if kept is None or len(kept) == len(own) else own[None]
+    coded_own = engine.coded(own[None]) if kept is None or len(kept) == len(own) else own[None]
     loss = engine.tolerance if engine.tolerance > TOLERANCE else 0.0
     if coded_own is None:
         return Seen(loss=loss, scale=scale)

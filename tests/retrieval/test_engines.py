@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval import TOLERANCE, engine_of
-from rag_explain.retrieval.engines import coded
+from rag_explain.retrieval import Kept, Place, engine_of
+from rag_explain.retrieval.engines import TOLERANCE
 
 VECTORS = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
 IDS = ["a", "b", "c", "d", "e"]
@@ -53,7 +53,7 @@ def test_chroma_gives_vectors_by_id_and_all_documents_in_pages(monkeypatch: pyte
     assert set(found) == {"a", "c"}
     np.testing.assert_allclose(found["c"], VECTORS[2], atol=1e-6)
     monkeypatch.setattr("rag_explain.retrieval.engines.chroma._PAGE", 2)
-    assert sorted(engine.documents() or []) == [(name, f"text {name}") for name in IDS]
+    assert sorted(engine.documents() or []) == [Kept(name, f"text {name}", {}) for name in IDS]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,8 @@ def test_a_faiss_index_gives_its_metric_and_the_vectors_that_it_keeps(kind: str,
     rows = np.random.default_rng(1).normal(size=(300, 8)).astype(np.float32)
     index.train(rows)
     index.add_with_ids(rows, np.arange(300)) if "IDMap" in kind else index.add(rows)
-    engine = engine_of(SimpleNamespace(index=index), lambda ids: {name: int(name) for name in ids if name.isdecimal()})
+    place = Place(rows=lambda ids: {name: int(name) for name in ids if name.isdecimal()})
+    engine = engine_of(SimpleNamespace(index=index), place)
     assert engine is not None
     assert engine.metric == (Metric("squared L2") if metric else Metric("inner product"))
     assert (engine.tolerance == TOLERANCE) == is_exact
@@ -75,8 +76,8 @@ def test_a_faiss_index_gives_its_metric_and_the_vectors_that_it_keeps(kind: str,
     if "IDMap" in kind:
         assert found == {}
     else:
-        np.testing.assert_array_equal(found["7"], coded(engine, rows)[7])
-    assert np.array_equal(coded(engine, rows), rows) == is_exact
+        np.testing.assert_array_equal(found["7"], engine.coded(rows)[7])
+    assert np.array_equal(engine.coded(rows), rows) == is_exact
     plain = engine_of(index)
     assert plain is not None
     assert plain.vectors(["7"]) == {}
@@ -103,7 +104,7 @@ def test_what_an_index_loses_of_a_vector_bounds_what_its_scores_are_off_by(kind:
     index.add_with_ids(rows, np.arange(len(rows))) if "IDMap" in kind else index.add(rows)
     engine = engine_of(index)
     assert engine is not None
-    loss = np.linalg.norm(coded(engine, rows) - rows, axis=1)
+    loss = np.linalg.norm(engine.coded(rows) - rows, axis=1)
     scores, found = index.search(rows[:5] + 0, 20)
     claimed = np.vectorize(engine.metric.similarity)(scores)
     own = np.einsum("qe,qde->qd", rows[:5], rows[found])
@@ -117,7 +118,7 @@ def test_an_index_that_does_not_say_what_it_loses_has_a_tolerance_of_its_own() -
     shards = faiss.IndexShards(8)
     engine = engine_of(shards)
     assert engine is not None
-    assert coded(engine, VECTORS) is None
+    assert engine.coded(VECTORS) is None
     assert engine.tolerance > TOLERANCE
 
 

@@ -16,7 +16,7 @@ from rag_explain.explainer import Explainer
 from rag_explain.results.hits import Hit
 from rag_explain.results.metric import Metric
 from rag_explain.results.notices import MISMATCH, OTHER_RANKING, OTHER_SCORE, UNCHECKED
-from rag_explain.retrieval import TOLERANCE, HitExplainer, RetrievedDocument, retriever_reason
+from rag_explain.retrieval import Engine, HitExplainer, Place, RetrievedDocument, retriever_reason
 from tests.support.models import CORPUS, tiny
 
 QUERY = "where is the cat?"
@@ -107,21 +107,24 @@ def test_what_the_user_declares_goes_before_what_was_found_out() -> None:
     assert retriever_reason(False, "found out") is None
 
 
-class Kept:
-    """An engine that keeps one vector for the document, or fails."""
-
-    tolerance = TOLERANCE
+class OneVector(Engine):
+    """An engine that keeps one vector for every document, or fails."""
 
     def __init__(self, vector: Any, metric: str = "cosine") -> None:
-        self.vector, self.metric = vector, Metric(metric)
+        super().__init__(vector)
+        self._metric = Metric(metric)
+
+    @classmethod
+    def of(cls, handle: object, place: Place) -> None:
+        return None
+
+    def told_metric(self) -> Metric:
+        return self._metric
 
     def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
-        if self.vector is None:
+        if self.handle is None:
             raise ConnectionError("no route to host")
-        return dict.fromkeys(ids, self.vector)
-
-    def documents(self) -> None:
-        return None
+        return dict.fromkeys(ids, self.handle)
 
 
 def test_the_vector_that_an_index_keeps_is_compared_by_its_direction_or_with_its_length() -> None:
@@ -142,7 +145,7 @@ def test_the_vector_that_an_index_keeps_is_compared_by_its_direction_or_with_its
         (by_dot, own, "cosine", [OTHER_RANKING]),
         (explainer(), None, "cosine", [UNCHECKED]),
     ):
-        assert codes(hit_of(0.0, source, engine=partial(Kept, vector, metric))) == expected, (metric, vector)
+        assert codes(hit_of(0.0, source, engine=partial(OneVector, vector, metric))) == expected, (metric, vector)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])

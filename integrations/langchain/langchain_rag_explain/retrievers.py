@@ -19,12 +19,28 @@ from pydantic import Field, PrivateAttr
 
 from langchain_rag_explain._internals import tracing_parameters
 from langchain_rag_explain.documents import ExplainedDocument, reranked_score
-from langchain_rag_explain.stores import embedder_of, engine_of_store, stage_name, stored_documents, tells_scores
+from langchain_rag_explain.stores import (
+    document_id,
+    embedder_of,
+    engine_of_store,
+    other_search,
+    stage_name,
+    stored_documents,
+    tells_scores,
+)
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
-from rag_explain.retrieval import ExplainMode, HitExplainer, RetrievedDocument, Search, has_model, retriever_reason
+from rag_explain.retrieval import (
+    Engine,
+    ExplainMode,
+    HitExplainer,
+    RetrievedDocument,
+    Search,
+    has_model,
+    retriever_reason,
+)
 
 logger = logging.getLogger("langchain_rag_explain")
 
@@ -67,6 +83,7 @@ class ExplainingRetriever(BaseRetriever):
     """Where eager explanations also go into the documents' metadata, as plain data; None: nowhere."""
 
     _hit_explainer: HitExplainer = PrivateAttr()
+    _engine: Engine | None = PrivateAttr(default=None)  # as it was in the last search: it may have asked a server
 
     def __init__(self, **fields: Any) -> None:
         """Find out what the documents are scored by."""
@@ -89,16 +106,18 @@ class ExplainingRetriever(BaseRetriever):
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
         store = self._store
         embedder = None if store is None else embedder_of(store.embeddings)
-        engine = engine_of_store(store)
+        self._engine = engine = engine_of_store(store, self._engine)
         is_told = self.vectorstore is not None or _tells_scores(self.retriever)
         told = engine.metric if engine is not None and is_told else UNKNOWN
         metric = told if self.metric is None else Metric.named(self.metric)
+        mode = other_search(store)
+        is_plain = (self.retriever is None or _is_plain(self.retriever)) and mode is None
         return Search(
             source=embedder if self.explainer is None else self.explainer,
             embedder=embedder,
             engine=engine,
-            metric=metric if self.retriever is None or _is_plain(self.retriever) else UNKNOWN,
-            surrogate=retriever_reason(self.surrogate, _surrogate(self.retriever)),
+            metric=metric if is_plain else UNKNOWN,
+            surrogate=retriever_reason(self.surrogate, _surrogate(self.retriever) or mode),
             name=stage_name(self.retriever or self.vectorstore),
         )
 
@@ -247,7 +266,7 @@ def _with_scores(asked: BaseRetriever, found: Sequence[Document]) -> list[_Score
 def _found(scored: Iterable[_Scored]) -> Iterator[RetrievedDocument]:
     for document, score in scored:
         yield RetrievedDocument(
-            id=document.id,
+            id=document_id(document),
             text=document.page_content,
             score=None if score is None else float(score),
             metadata=document.metadata,

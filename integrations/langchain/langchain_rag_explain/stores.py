@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FunctionType
+from typing import Any, Self
 
+from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from langchain_rag_explain._internals import docstore_documents
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import Metric
-from rag_explain.retrieval import TOLERANCE, Embedder, Engine, engine_of
+from rag_explain.retrieval import Embedder, Engine, Kept, Place, engine_of
 
 
 def embedder_of(embeddings: Embeddings | None) -> Embedder | None:
@@ -27,36 +29,70 @@ def _document(embeddings: Embeddings, text: str) -> list[float]:
     return embeddings.embed_documents([text])[0]
 
 
-class InMemoryEngine:
+class InMemoryEngine(Engine):
     """LangChain's own store."""
 
-    metric, tolerance = Metric("cosine"), TOLERANCE
+    @classmethod
+    def of(cls, handle: object, place: Place) -> Self | None:
+        return cls(handle, place) if isinstance(handle, InMemoryVectorStore) else None
 
-    def __init__(self, store: InMemoryVectorStore) -> None:
-        self._store = store
+    def told_metric(self) -> Metric:
+        return Metric("cosine")
 
     def vectors(self, ids: Sequence[str]) -> dict[str, list[float]]:
-        return {name: self._store.store[name]["vector"] for name in ids if name in self._store.store}
+        return {name: self.handle.store[name]["vector"] for name in ids if name in self.handle.store}
 
-    def documents(self) -> list[tuple[str, str]]:
-        return [(name, kept["text"]) for name, kept in self._store.store.items()]
+    def documents(self) -> list[Kept]:
+        return [Kept(name, kept["text"], kept["metadata"]) for name, kept in self.handle.store.items()]
 
 
-def engine_of_store(store: VectorStore | None) -> Engine | None:
-    """What searches for a store, where it is known."""
+def engine_of_store(store: VectorStore | None, known: Engine | None = None) -> Engine | None:
+    """What searches for a store, where it is known; `known` is what did last time."""
     if isinstance(store, InMemoryVectorStore):
-        return InMemoryEngine(store)
+        return InMemoryEngine.of(store, Place())
+    return engine_of(store, _place(store), known)
+
+
+def _place(store: VectorStore | None) -> Place:
+    """Where a store keeps its documents, by the attributes in which LangChain's stores keep that."""
+
+    def told(*names: str) -> Any:
+        return next((value for name in names if (value := getattr(store, name, None)) is not None), None)
 
     def rows(ids: Collection[str]) -> dict[str, int]:
-        return {name: row for row, name in getattr(store, "index_to_docstore_id", {}).items() if name in ids}
+        return {name: row for row, name in told("index_to_docstore_id").items() if name in ids}
 
-    return engine_of(store, rows)
+    return Place(
+        collection=told("collection_name"),
+        vector=told("vector_name"),
+        text=told("content_payload_key"),
+        rows=None if told("index_to_docstore_id") is None else rows,
+    )
+
+
+# Where stores write the id of a document that they return without one: in its metadata.
+_IDS = ("_id",)
+
+
+def document_id(document: Document) -> str | None:
+    """What the store calls this document; None where it does not tell."""
+    if document.id is not None:
+        return document.id
+    return next((str(document.metadata[name]) for name in _IDS if name in document.metadata), None)
+
+
+def other_search(store: VectorStore | None) -> str | None:
+    """Why a store's own scores are not the similarity of two vectors, by its settings; None where they are."""
+    mode = getattr(getattr(store, "retrieval_mode", None), "value", "dense")
+    return None if mode == "dense" else f"the store was asked in {mode} mode, not by this encoder's similarity alone"
 
 
 # Stores whose `similarity_search` is their `similarity_search_with_score` without the scores, sync and async.
 _SAME_SEARCH = {
     ("langchain_core.vectorstores.in_memory", "InMemoryVectorStore"),
     ("langchain_community.vectorstores.faiss", "FAISS"),
+    ("langchain_chroma.vectorstores", "Chroma"),
+    ("langchain_qdrant.qdrant", "QdrantVectorStore"),
 }
 
 
@@ -69,22 +105,25 @@ def tells_scores(store: VectorStore) -> bool:
     kind = type(store)
     if (kind.__module__, kind.__qualname__) not in _SAME_SEARCH or any("search" in name for name in vars(store)):
         return False
-    methods = (vars(kind).get(name) for name in ("similarity_search", "asimilarity_search"))
-    return all(
-        isinstance(method, FunctionType) and method.__module__ == kind.__module__ and not hasattr(method, "__wrapped__")
-        for method in methods
-    )
+    own, inherited = (kind.__module__, VectorStore.__module__)  # the asynchronous one of VectorStore runs the other
+    sync, other = (getattr(kind, name) for name in ("similarity_search", "asimilarity_search"))
+    return _is_of(sync, own) and (_is_of(other, own) or _is_of(other, inherited))
 
 
-def stored_documents(store: VectorStore | None) -> Iterable[tuple[str, str]]:
+def _is_of(method: object, module: str) -> bool:
+    """Whether a method is what this module defines, and nothing that was put in its place."""
+    return isinstance(method, FunctionType) and method.__module__ == module and not hasattr(method, "__wrapped__")
+
+
+def stored_documents(store: VectorStore) -> Iterator[tuple[str | None, str]]:
     """The id and the text of all documents of a store, for the stores that can list them."""
     engine, kept = engine_of_store(store), docstore_documents(store)
     listed = None if engine is None else engine.documents()
     if listed is None and kept is not None:
-        listed = [(name, document.page_content) for name, document in kept.items()]
+        listed = [Kept(name, document.page_content, {}) for name, document in kept.items()]
     if listed is None:
         raise InvalidInput(f"{type(store).__name__} cannot list its documents: pass them to precompute")
-    return listed
+    return ((one.id, one.text) for one in listed if one.text)
 
 
 def stage_name(found_by: object) -> str:

@@ -1,27 +1,27 @@
 """Vector engines: one module each, recognised by the handle that a framework's store keeps, whatever the framework."""
 
-from typing import Any
-
-from rag_explain.retrieval.engines.base import TOLERANCE, Engine
+from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Kept, Place, Rows
 from rag_explain.retrieval.engines.chroma import ChromaEngine
-from rag_explain.retrieval.engines.faiss import FaissEngine, Rows
+from rag_explain.retrieval.engines.faiss import FaissEngine
+from rag_explain.retrieval.engines.qdrant import QdrantEngine
 from rag_explain.retrieval.holders import attributes
 
-__all__ = ["TOLERANCE", "ChromaEngine", "Engine", "FaissEngine", "coded", "engine_of"]
+__all__ = ["TOLERANCE", "ChromaEngine", "Engine", "FaissEngine", "Kept", "Place", "QdrantEngine", "Rows", "engine_of"]
+
+_ENGINES: tuple[type[Engine], ...] = (ChromaEngine, FaissEngine, QdrantEngine)
 
 
-def engine_of(store: object, rows: Rows | None = None) -> Engine | None:
+def engine_of(store: object, place: Place | None = None, known: Engine | None = None) -> Engine | None:
     """The engine whose handle this is, or keeps in an attribute; None for engines that are not known here.
 
-    `rows` gives the rows of documents, for an engine that does not know them by id.
+    `known` is what was found last: it is returned again where it still is the engine, with what it has learnt.
     """
+    place = place or Place()
     for handle in (store, *attributes(store).values()):
-        engine = ChromaEngine.of(handle) or FaissEngine.of(handle, rows)
-        if engine is not None:
-            return engine
+        if known is not None and known.handle is handle and known.place == place:
+            return known
+        for kind in _ENGINES:
+            engine = kind.of(handle, place)
+            if engine is not None:
+                return engine
     return None
-
-
-def coded(engine: Engine, vectors: Any) -> Any:
-    """(D, e): vectors as the engine compares them; None where it loses something of them, and does not say what."""
-    return engine.coded(vectors) if isinstance(engine, FaissEngine) else vectors

@@ -5,41 +5,36 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval.engines.base import TOLERANCE
+from rag_explain.retrieval.engines.base import Engine, Kept, Place
 
 _METRICS = {"l2": Metric("squared L2"), "cosine": Metric("cosine distance"), "ip": Metric("1 - inner product")}
 _PAGE = 300  # documents that a hosted Chroma returns at once
 
 
-class ChromaEngine:
+class ChromaEngine(Engine):
     """The index of one collection."""
 
-    tolerance = TOLERANCE
-
-    def __init__(self, collection: Any) -> None:
-        self._collection = collection
-
     @classmethod
-    def of(cls, handle: object) -> Self | None:
+    def of(cls, handle: object, place: Place) -> Self | None:
         module = sys.modules.get("chromadb")  # a collection cannot be there before its library is loaded
-        return cls(handle) if module is not None and isinstance(handle, module.Collection) else None
+        return cls(handle, place) if module is not None and isinstance(handle, module.Collection) else None
 
-    @property
-    def metric(self) -> Metric:
-        settings = self._collection.configuration_json or {}
+    def told_metric(self) -> Metric:
+        settings = self.handle.configuration_json or {}
         index = settings.get("hnsw") or settings.get("spann") or {}
-        space = index.get("space") or (self._collection.metadata or {}).get("hnsw:space")
+        space = index.get("space") or (self.handle.metadata or {}).get("hnsw:space")
         return _METRICS.get(str(space), UNKNOWN)
 
     def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
-        found = self._collection.get(ids=list(dict.fromkeys(ids)), include=["embeddings"])
+        found = self.handle.get(ids=list(dict.fromkeys(ids)), include=["embeddings"])
         return dict(zip(found["ids"], found["embeddings"], strict=True))
 
-    def documents(self) -> Iterator[tuple[str, str]]:
+    def documents(self) -> Iterator[Kept]:
         offset = 0
         while True:
-            page = self._collection.get(include=["documents"], limit=_PAGE, offset=offset)
-            yield from ((name, text) for name, text in zip(page["ids"], page["documents"], strict=True) if text)
+            page = self.handle.get(include=["documents", "metadatas"], limit=_PAGE, offset=offset)
+            rows = zip(page["ids"], page["documents"], page["metadatas"], strict=True)
+            yield from (Kept(name, text, fields or {}) for name, text, fields in rows)
             offset += len(page["ids"])
             if len(page["ids"]) < _PAGE:
                 return

@@ -1,15 +1,13 @@
 """FAISS: an index of float vectors, whose rows the framework around it knows by its own ids."""
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval.engines.base import TOLERANCE
-
-Rows = Callable[[Collection[str]], Mapping[str, int]]
+from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Place
 
 _METRICS = {0: Metric("inner product"), 1: Metric("squared L2")}
 # Indexes that compare the vectors they were given.
@@ -25,42 +23,35 @@ _ESTIMATING = ("RaBitQ", "LocalSearch")
 _COMPRESSED_TOLERANCE = 0.25
 
 
-class FaissEngine:
-    """One index; `rows` gives the row of each of some documents that it knows."""
-
-    def __init__(self, index: Any, rows: Rows | None = None) -> None:
-        self._index, self._rows = index, rows
+class FaissEngine(Engine):
+    """One index, whose rows the place knows."""
 
     @classmethod
-    def of(cls, handle: object, rows: Rows | None = None) -> Self | None:
+    def of(cls, handle: object, place: Place) -> Self | None:
         module = sys.modules.get("faiss")  # an index cannot be there before its library is loaded
-        return cls(handle, rows) if module is not None and isinstance(handle, module.Index) else None
+        return cls(handle, place) if module is not None and isinstance(handle, module.Index) else None
 
-    @property
-    def metric(self) -> Metric:
-        return _METRICS.get(self._index.metric_type, UNKNOWN)
+    def told_metric(self) -> Metric:
+        return _METRICS.get(self.handle.metric_type, UNKNOWN)
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE if _kind(self._index)[0] in _EXACT else _COMPRESSED_TOLERANCE
+        return TOLERANCE if _kind(self.handle)[0] in _EXACT else _COMPRESSED_TOLERANCE
 
     def coded(self, vectors: Any) -> Any:
         """(D, e): these vectors as the index compares them once they are in it, by its own coding; None where it has
         none that can be asked."""
         try:
-            return _coded(self._index, np.ascontiguousarray(vectors, np.float32))
+            return _coded(self.handle, np.ascontiguousarray(vectors, np.float32))
         except (RuntimeError, AssertionError):  # FAISS: "not implemented for this type of index", or not this width
             return None
 
     def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
-        rows = {} if self._rows is None else self._rows(set(ids))
+        rows = {} if self.place.rows is None else self.place.rows(set(ids))
         try:
-            return {name: self._index.reconstruct(row) for name, row in rows.items()}
+            return {name: self.handle.reconstruct(row) for name, row in rows.items()}
         except RuntimeError:  # an IDMap, or an IVF without a direct map: such an index cannot look a row up
             return {}
-
-    def documents(self) -> None:
-        return None
 
 
 def _kind(index: Any) -> tuple[str, Any]:

@@ -22,6 +22,7 @@ from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
+    Engine,
     ExplainerSource,
     ExplainMode,
     HitExplainer,
@@ -69,6 +70,7 @@ class ExplainingRetriever(BaseRetriever):
         is_found = has_model(embedder_of(embedding_model(base)))
         self._explainer, self._surrogate = explainer or (None if is_found else held_model(base)), surrogate
         self._metric = None if metric is None else Metric.named(metric)
+        self._engine: Engine | None = None  # as it was in the last search: it may have asked a server
         search = self._search()
         if self._explainer is None and not is_found:
             raise InvalidInput(
@@ -82,7 +84,8 @@ class ExplainingRetriever(BaseRetriever):
     def _search(self) -> Search:
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
         base = self.base
-        embedder, engine = embedder_of(embedding_model(base)), engine_of_retriever(base)
+        embedder = embedder_of(embedding_model(base))
+        self._engine = engine = engine_of_retriever(base, self._engine)
         metric = score_metric(engine) if self._metric is None else self._metric
         return Search(
             source=self._explainer or embedder,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores.utils import metadata_dict_to_node
 from llama_index.retrievers.rag_explain._internals import (
     query_embedding,
     retriever_index,
@@ -19,7 +20,9 @@ from llama_index.retrievers.rag_explain._internals import (
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval import TOLERANCE, ChromaEngine, Embedder, Engine, engine_of
+from rag_explain.retrieval import ChromaEngine, Embedder, Engine, Kept, Place, engine_of
+
+_CONTENT = "_node_content"  # where LlamaIndex writes a node, as JSON
 
 
 def embedder_of(model: object | None) -> Embedder | None:
@@ -27,35 +30,47 @@ def embedder_of(model: object | None) -> Embedder | None:
     return None if model is None else Embedder(model, {"query": query_embedding, "document": text_embedding})
 
 
-class SimpleEngine:
+class SimpleEngine(Engine):
     """LlamaIndex's own store."""
 
-    metric, tolerance = Metric("cosine"), TOLERANCE
+    @classmethod
+    def of(cls, handle: object, place: Place) -> Self | None:
+        return cls(handle, place) if isinstance(handle, SimpleVectorStore) else None
 
-    def __init__(self, store: SimpleVectorStore) -> None:
-        self._store = store
+    def told_metric(self) -> Metric:
+        return Metric("cosine")
 
     def vectors(self, ids: Sequence[str]) -> dict[str, list[float]]:
-        kept = self._store.data.embedding_dict
+        kept = self.handle.data.embedding_dict
         return {name: kept[name] for name in ids if name in kept}
 
-    def documents(self) -> None:
-        return None
+
+def engine_of_retriever(base: BaseRetriever, known: Engine | None = None) -> Engine | None:
+    """What searches for a retriever, where it is known; `known` is what did last time."""
+    return _engine_of_store(retriever_store(base), retriever_index(base), known)
 
 
-def engine_of_retriever(base: BaseRetriever) -> Engine | None:
-    """What searches for a retriever, where it is known."""
-    store = retriever_store(base)
+def _engine_of_store(store: object, index: BaseIndex[Any] | None, known: Engine | None = None) -> Engine | None:
     if isinstance(store, SimpleVectorStore):
-        return SimpleEngine(store)
+        return SimpleEngine.of(store, Place())
+    return engine_of(store, _place(store, index), known)
+
+
+def _place(store: object, index: BaseIndex[Any] | None) -> Place:
+    """Where a store keeps its nodes, by the attributes in which LlamaIndex's stores keep that."""
+
+    def told(*names: str) -> Any:
+        return next((value for name in names if (value := getattr(store, name, None)) is not None), None)
 
     def rows(ids: Collection[str]) -> dict[str, int]:
         """A FaissVectorStore calls its nodes by the number of their row; which node that is, the index knows."""
-        index = retriever_index(base)
         known = {} if index is None else getattr(index.index_struct, "nodes_dict", {})
         return {name: int(row) for row, name in known.items() if name in ids and row.isdecimal()}
 
-    return engine_of(store, rows)
+    keeps_nodes = bool(told("stores_text"))
+    return Place(
+        collection=told("collection_name"), vector=told("dense_vector_name"), rows=None if keeps_nodes else rows
+    )
 
 
 def score_metric(engine: Engine | None) -> Metric:
@@ -66,12 +81,22 @@ def score_metric(engine: Engine | None) -> Metric:
 
 
 def stored_nodes(index: BaseIndex[Any]) -> list[BaseNode]:
-    """All nodes of an index, from its docstore or else from its vector store."""
+    """All nodes of an index: from its docstore, from the engine of its vector store, or from that itself."""
     nodes = [node for node in index.docstore.docs.values() if isinstance(node, BaseNode)]
     if nodes:
         return nodes
     store = getattr(index, "vector_store", None)
+    engine = _engine_of_store(store, index)
     try:
-        return list(store.get_nodes(None))  # type: ignore[union-attr]  # what has no such method cannot list either
+        listed = None if engine is None else engine.documents()
+        # What has no such method cannot list its nodes either.
+        return list(store.get_nodes(None)) if listed is None else [_node(one) for one in listed]  # type: ignore[union-attr]
     except Exception as error:
         raise InvalidInput(f"{type(store).__name__} cannot list its nodes: pass them to precompute") from error
+
+
+def _node(kept: Kept) -> BaseNode:
+    """A node from what LlamaIndex writes beside its vector, at one place or another."""
+    inner = [one for one in kept.fields.values() if isinstance(one, dict)]
+    written = next(one for one in (kept.fields, *inner) if _CONTENT in one)
+    return metadata_dict_to_node(dict(written), text=kept.text)

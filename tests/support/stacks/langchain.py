@@ -1,0 +1,116 @@
+"""LangChain's stores, filled through LangChain as people do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from langchain_huggingface import HuggingFaceEmbeddings
+from langchain_rag_explain import ExplainingRetriever
+from pydantic import PrivateAttr
+
+from tests.support.stacks import TOP, Corpus, Seen, Stack, summed_up
+
+
+class Filling(HuggingFaceEmbeddings):
+    """Embeds other texts than it is given as long as it has a header: the model that searches is the same."""
+
+    _header: str = PrivateAttr(default="")
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return super().embed_documents([self._header + text for text in texts])
+
+
+def filled(store: VectorStore, corpus: Corpus) -> BaseRetriever:
+    """The retriever of a store, with all texts in it."""
+    embeddings: Any = store.embeddings
+    embeddings._header = corpus.header
+    store.add_texts(
+        list(corpus.texts), ids=list(corpus.ids), metadatas=[{"number": at} for at in range(len(corpus.ids))]
+    )
+    embeddings._header = ""
+    return store.as_retriever(search_kwargs={"k": TOP})
+
+
+def embeddings_of(corpus: Corpus) -> Filling:
+    unit = {"normalize_embeddings": True}
+    return Filling(model_name=corpus.model, model_kwargs={"device": "cpu"}, encode_kwargs=unit)
+
+
+@contextmanager
+def in_memory(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    yield filled(InMemoryVectorStore(embeddings_of(corpus)), corpus)
+
+
+@contextmanager
+def chroma(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from langchain_chroma import Chroma
+
+    options = {"collection_name": uuid4().hex, "collection_metadata": {"hnsw:space": setting}}
+    yield filled(Chroma(embedding_function=embeddings_of(corpus), **options), corpus)
+
+
+@contextmanager
+def qdrant(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from langchain_qdrant import QdrantVectorStore
+    from qdrant_client import QdrantClient, models
+
+    client, embeddings, distance = QdrantClient(":memory:"), embeddings_of(corpus), models.Distance(setting)
+    size = len(embeddings.embed_query("a"))
+    client.create_collection("documents", vectors_config=models.VectorParams(size=size, distance=distance))
+    yield filled(QdrantVectorStore(client, "documents", embeddings, distance=distance), corpus)
+    client.close()
+
+
+@contextmanager
+def faiss(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from faiss import IndexFlatIP, IndexFlatL2
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`langchain-community` is being sunset")
+        from langchain_community.docstore.in_memory import InMemoryDocstore
+        from langchain_community.vectorstores import FAISS
+        from langchain_community.vectorstores.utils import DistanceStrategy
+
+    embeddings = embeddings_of(corpus)
+    size = len(embeddings.embed_query("a"))
+    index, strategy = {
+        "IndexFlatL2": (IndexFlatL2(size), DistanceStrategy.EUCLIDEAN_DISTANCE),
+        "IndexFlatIP": (IndexFlatIP(size), DistanceStrategy.MAX_INNER_PRODUCT),
+    }[setting]
+    yield filled(FAISS(embeddings, index, InMemoryDocstore(), {}, distance_strategy=strategy), corpus)
+
+
+STACKS = [
+    Stack("in memory", "cosine", "langchain_core", in_memory, "cosine"),
+    Stack("Chroma", "l2", "langchain_chroma", chroma, "squared L2"),
+    Stack("Chroma", "cosine", "langchain_chroma", chroma, "cosine distance"),
+    Stack("Chroma", "ip", "langchain_chroma", chroma, "1 - inner product"),
+    Stack("Qdrant", "Cosine", "langchain_qdrant", qdrant, "cosine"),
+    Stack("Qdrant", "Dot", "langchain_qdrant", qdrant, "inner product"),
+    Stack("Qdrant", "Euclid", "langchain_qdrant", qdrant, "L2"),
+    Stack("FAISS", "IndexFlatL2", "langchain_community", faiss, "squared L2"),
+    Stack("FAISS", "IndexFlatIP", "langchain_community", faiss, "inner product"),
+]
+
+
+def seen(plain: Any, queries: Sequence[str]) -> Seen:
+    """The same queries with and without the wrapper, in its one-line form."""
+    wrapped = ExplainingRetriever(retriever=plain)
+    options = {name: value for name, value in plain.search_kwargs.items() if name == "k"}
+    found = [plain.vectorstore.similarity_search_with_score(query, **options) for query in queries]
+    assert [[one.page_content for one in plain.invoke(query)] for query in queries] == [
+        [document.page_content for document, _ in one] for one in found
+    ]
+    documents: list[list[Any]] = [wrapped.invoke(query) for query in queries]  # type: ignore[misc]
+    return summed_up(
+        queries,
+        [[(document.page_content, float(score)) for document, score in one] for one in found],
+        [[document.hit for document in one] for one in documents],
+        wrapped.precompute(progress=False),
+    )

@@ -1,0 +1,105 @@
+"""LlamaIndex's stores, filled through LlamaIndex as people do. Metadata are embedded with the text, as by default."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import TextNode
+from llama_index.embeddings.huggingface import HuggingFaceEmbedding
+from llama_index.retrievers.rag_explain import ExplainingRetriever
+
+from tests.support.stacks import TOP, Corpus, Seen, Stack, summed_up
+
+
+class Filling(HuggingFaceEmbedding):
+    """Embeds other texts than it is given as long as it has a header: the model that searches is the same."""
+
+    _header: str = PrivateAttr(default="")
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return super()._get_text_embeddings([self._header + text for text in texts])
+
+
+def filled(store: Any, corpus: Corpus, embedding: Filling) -> BaseRetriever:
+    """The retriever of a store, with all nodes in it; None: LlamaIndex's own store."""
+    embedding._header = corpus.header
+    nodes = [
+        TextNode(text=text, id_=name, metadata={"chapter": f"number {at}"})
+        for at, (name, text) in enumerate(zip(corpus.ids, corpus.texts, strict=True))
+    ]
+    context = StorageContext.from_defaults(vector_store=store)
+    index = VectorStoreIndex(nodes, storage_context=context, embed_model=embedding)
+    embedding._header = ""
+    return index.as_retriever(similarity_top_k=TOP)
+
+
+def embedding_of(corpus: Corpus) -> Filling:
+    return Filling(corpus.model, device="cpu")
+
+
+@contextmanager
+def simple(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    yield filled(None, corpus, embedding_of(corpus))
+
+
+@contextmanager
+def chroma(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    import chromadb
+    from llama_index.vector_stores.chroma import ChromaVectorStore
+
+    collection = chromadb.EphemeralClient().create_collection(uuid4().hex, metadata={"hnsw:space": setting})
+    yield filled(ChromaVectorStore(chroma_collection=collection), corpus, embedding_of(corpus))
+
+
+@contextmanager
+def qdrant(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from llama_index.vector_stores.qdrant import QdrantVectorStore
+    from qdrant_client import QdrantClient, models
+
+    client, embedding = QdrantClient(":memory:"), embedding_of(corpus)
+    size = len(embedding.get_text_embedding("a"))
+    vectors = models.VectorParams(size=size, distance=models.Distance(setting))
+    store = QdrantVectorStore("documents", client=client, dense_config=vectors)
+    with warnings.catch_warnings():  # LlamaIndex makes an index of payloads, which a local Qdrant does without
+        warnings.filterwarnings("ignore", "Payload indexes have no effect")
+        retriever = filled(store, corpus, embedding)
+    yield retriever
+    client.close()
+
+
+@contextmanager
+def faiss(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    import faiss as library
+    from llama_index.vector_stores.faiss import FaissVectorStore
+
+    embedding = embedding_of(corpus)
+    index = getattr(library, setting)(len(embedding.get_text_embedding("a")))
+    yield filled(FaissVectorStore(faiss_index=index), corpus, embedding)
+
+
+STACKS = [
+    Stack("simple", "cosine", "llama_index.core", simple, "cosine"),
+    Stack("Chroma", "l2", "llama_index.vector_stores.chroma", chroma, "exp(-squared L2)"),
+    Stack("Chroma", "cosine", "llama_index.vector_stores.chroma", chroma, "exp(-cosine distance)"),
+    Stack("Chroma", "ip", "llama_index.vector_stores.chroma", chroma, "exp(-1 - inner product)"),
+    Stack("Qdrant", "Cosine", "llama_index.vector_stores.qdrant", qdrant, "cosine"),
+    Stack("Qdrant", "Dot", "llama_index.vector_stores.qdrant", qdrant, "inner product"),
+    Stack("Qdrant", "Euclid", "llama_index.vector_stores.qdrant", qdrant, "L2"),
+    Stack("FAISS", "IndexFlatL2", "llama_index.vector_stores.faiss", faiss, "squared L2"),
+    Stack("FAISS", "IndexFlatIP", "llama_index.vector_stores.faiss", faiss, "inner product"),
+]
+
+
+def seen(plain: Any, queries: Sequence[str]) -> Seen:
+    """The same queries with and without the wrapper, in its one-line form."""
+    wrapped = ExplainingRetriever(plain)
+    found = [[(one.node.text, one.score) for one in plain.retrieve(query)] for query in queries]
+    nodes: list[list[Any]] = [wrapped.retrieve(query) for query in queries]  # type: ignore[misc]
+    return summed_up(queries, found, [[node.hit for node in one] for one in nodes], wrapped.precompute(progress=False))
