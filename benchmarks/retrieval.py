@@ -21,6 +21,7 @@ import json
 import math
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -31,11 +32,13 @@ import torch
 from data_sets import Collection, collection_in, embedded
 from sentence_transformers import SentenceTransformer
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from rag_explain import Explainer
 from rag_explain.encoder.loading import DEFAULT_MODEL, packaged_path
 from rag_explain.faiss import FaissRetriever
 from rag_explain.store import Store
-from rag_explain.texts.passage import as_passages
+from rag_explain.texts.passage import as_passage, as_passages
+from tests.support.operation_count import operations
 
 TOP = 10
 LENGTHS = ((1, 13), (14, 20), (21, 64))
@@ -98,7 +101,7 @@ def main() -> None:
     returned = {hit.id for query in measured for hit in retriever.search(query, TOP, explain="off")}
     print(explainer.precompute([collection.documents[name] for name in returned], progress=False), flush=True)
     result["lengths"] = [
-        measure(length, queries, plain, retriever, arguments.rounds) for length, queries in chosen.items()
+        measure(length, queries, plain, retriever, arguments.rounds, model) for length, queries in chosen.items()
     ]
     result["off_overhead_ms"] = statistics.median(row["off_ms"] - row["plain_ms"] for row in result["lengths"])
     print(f"explanations off: {result['off_overhead_ms']:+.2f} ms per call against plain")
@@ -141,6 +144,7 @@ def measure(
     plain: Callable[[str], list[str]],
     retriever: FaissRetriever,
     rounds: int,
+    model: SentenceTransformer,
 ) -> dict[str, Any]:
     """Medians over queries and rounds of what each way takes, in milliseconds; each round does all of them in turn."""
     taken: dict[str, list[float]] = {"plain": [], "off": [], "warm": [], "cold": []}
@@ -161,7 +165,41 @@ def measure(
     print(f"{length[0]:>2} to {length[1]} tokens ({len(queries)} queries): plain {row['plain_ms']:.1f} ms, "
           f"off {row['off_ms']:.1f} ms, warm {row['warm_ms']:.0f} ms ({ratios['warm_ratio']:.1f}x), "
           f"cold {row['cold_ms']:.0f} ms ({ratios['cold_ratio']:.0f}x)")  # fmt: skip
-    return {"tokens": list(length), "queries": len(queries), **row, **ratios}
+    possible = limit(model, retriever.explainer, queries, row["plain_ms"])
+    return {"tokens": list(length), "queries": len(queries), **row, **ratios, **possible}
+
+
+@torch.inference_mode()
+def limit(
+    model: SentenceTransformer, explainer: Explainer, queries: Sequence[str], plain_ms: float
+) -> dict[str, float]:
+    """What the factors of these queries take at least on this machine."""
+    encode, factors, rows, rates = [], [], [], []
+    for query in queries:
+        batch = explainer.scorer.read([as_passage(query)], "query")
+        encode.append(operations(lambda query=query: model.encode_query([query], show_progress_bar=False)))  # type: ignore[misc]
+        # Counted where it runs on its own: the counter and the tape of a recording would each see the other.
+        for _ in range(3):  # from the third of a length on, nothing is recorded
+            explainer.method.prepare(batch, "word")
+        factors.append(operations(lambda batch=batch: explainer.method.prepare(batch, "word")))  # type: ignore[misc]
+        made = explainer.method.prepare(batch, "word")
+        rows.append(len(made.rows) * len(batch.tokens[0]))
+    weight = max((one.weight for one in model.modules() if isinstance(one, torch.nn.Linear)), key=torch.numel).detach()
+    for number in (1, 2, 4):
+        left, right = torch.randn(number * int(statistics.median(rows)), weight.shape[1]), weight.T.contiguous()
+        seconds = min(Watch.time(lambda left=left, right=right: left @ right)[0] for _ in range(50))  # type: ignore[misc]
+        rates.append(2 * len(left) * right.numel() / seconds)
+    least = 1000 * statistics.median(factors) / max(rates)
+    found = {
+        "encode_mflop": statistics.median(encode) / 1e6,
+        "factors_mflop": statistics.median(factors) / 1e6,
+        "gflop_per_second": max(rates) / 1e9,
+        "least_ms": least,
+        "least_ratio": 1 + least / plain_ms,
+    }
+    print(f"   encoding {found['encode_mflop']:.0f} MFLOP, factors {found['factors_mflop']:.0f} MFLOP; at "
+          f"{found['gflop_per_second']:.0f} GFLOP/s {least:.0f} ms at least: {found['least_ratio']:.1f}x")  # fmt: skip
+    return found
 
 
 def cold(retriever: FaissRetriever, query: str) -> float:

@@ -70,9 +70,9 @@ class Seen:
     built: Mapping[str, int]  # what `precompute()` without arguments did
 
 
-def summed_up(queries: Sequence[str], found: Sequence[Any], hits: Sequence[Sequence[Any]], built: Any) -> Seen:
+def summed_up(found: Sequence[Any], hits: Sequence[Sequence[Any]], built: Any) -> Seen:
     """What a person would want to know of the hits of all queries."""
-    looked = [[(hit, hit.explanation) for hit in one] for one in hits]
+    looked = [[(hit, hit.brief()) for hit in one] for one in hits]  # by sentences, which `precompute` has built
     every = [pair for one in looked for pair in one]
     assert all(explanation is not None for _, explanation in every), every[0][0].reason
     return Seen(

@@ -102,6 +102,7 @@ STACKS = [
 def seen(plain: Any, queries: Sequence[str]) -> Seen:
     """The same queries with and without the wrapper, in its one-line form."""
     wrapped = ExplainingRetriever(retriever=plain)
+    built = wrapped.precompute(progress=False)
     options = {name: value for name, value in plain.search_kwargs.items() if name == "k"}
     found = [plain.vectorstore.similarity_search_with_score(query, **options) for query in queries]
     assert [[one.page_content for one in plain.invoke(query)] for query in queries] == [
@@ -109,8 +110,7 @@ def seen(plain: Any, queries: Sequence[str]) -> Seen:
     ]
     documents: list[list[Any]] = [wrapped.invoke(query) for query in queries]  # type: ignore[misc]
     return summed_up(
-        queries,
         [[(document.page_content, float(score)) for document, score in one] for one in found],
         [[document.hit for document in one] for one in documents],
-        wrapped.precompute(progress=False),
+        built,
     )

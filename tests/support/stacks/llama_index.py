@@ -100,6 +100,7 @@ STACKS = [
 def seen(plain: Any, queries: Sequence[str]) -> Seen:
     """The same queries with and without the wrapper, in its one-line form."""
     wrapped = ExplainingRetriever(plain)
+    built = wrapped.precompute(progress=False)
     found = [[(one.node.text, one.score) for one in plain.retrieve(query)] for query in queries]
     nodes: list[list[Any]] = [wrapped.retrieve(query) for query in queries]  # type: ignore[misc]
-    return summed_up(queries, found, [[node.hit for node in one] for one in nodes], wrapped.precompute(progress=False))
+    return summed_up(found, [[node.hit for node in one] for one in nodes], built)
