@@ -39,7 +39,8 @@ class Metric:
     @property
     def name(self) -> str:
         """What people call it, and `Metric.named` reads."""
-        shown = f"exp(-{self.base})" if self.is_exponential else self.base
+        base = f"({self.base})" if self.is_exponential and " - " in self.base else self.base
+        shown = f"exp(-{base})" if self.is_exponential else base
         return shown if self.is_normalised else shown + _NOT_NORMALISED
 
     @classmethod
@@ -56,7 +57,7 @@ class Metric:
         """The metric with this name; None for a name that is not known here."""
         shown = name.removesuffix(_NOT_NORMALISED)
         is_exponential = shown.startswith("exp(-") and shown.endswith(")")
-        base = shown[len("exp(-") : -1] if is_exponential else shown
+        base = shown[len("exp(-") : -1].removeprefix("(").removesuffix(")") if is_exponential else shown
         if base not in _SIMILARITIES or (is_exponential and base == "unknown"):
             return None
         return cls(base, is_exponential, is_normalised=shown == name)

@@ -68,9 +68,10 @@ class Seen:
     reasons: frozenset[str]
     notes: frozenset[str]
     built: Mapping[str, int]  # what `precompute()` without arguments did
+    wrapper: Any = None  # as long as it lives, other wrappers of the same embedding object share its Explainer
 
 
-def summed_up(found: Sequence[Any], hits: Sequence[Sequence[Any]], built: Any) -> Seen:
+def summed_up(found: Sequence[Any], hits: Sequence[Sequence[Any]], built: Any, wrapper: Any) -> Seen:
     """What a person would want to know of the hits of all queries."""
     looked = [[(hit, hit.brief()) for hit in one] for one in hits]  # by sentences, which `precompute` has built
     every = [pair for one in looked for pair in one]
@@ -84,4 +85,5 @@ def summed_up(found: Sequence[Any], hits: Sequence[Sequence[Any]], built: Any) -
         reasons=frozenset(explanation.surrogate for _, explanation in every if explanation.surrogate is not None),
         notes=frozenset(notice.code for _, explanation in every for notice in explanation.notices),
         built={"built": built.built, "kept": built.kept, "failed": built.failed},
+        wrapper=wrapper,
     )

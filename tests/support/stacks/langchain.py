@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
@@ -38,8 +39,13 @@ def filled(store: VectorStore, corpus: Corpus) -> BaseRetriever:
 
 
 def embeddings_of(corpus: Corpus) -> Filling:
+    return _embeddings(corpus.model)
+
+
+@lru_cache(maxsize=1)
+def _embeddings(model: str) -> Filling:
     unit = {"normalize_embeddings": True}
-    return Filling(model_name=corpus.model, model_kwargs={"device": "cpu"}, encode_kwargs=unit)
+    return Filling(model_name=model, model_kwargs={"device": "cpu"}, encode_kwargs=unit)
 
 
 @contextmanager
@@ -113,4 +119,5 @@ def seen(plain: Any, queries: Sequence[str]) -> Seen:
         [[(document.page_content, float(score)) for document, score in one] for one in found],
         [[document.hit for document in one] for one in documents],
         built,
+        wrapped,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
@@ -41,7 +42,12 @@ def filled(store: Any, corpus: Corpus, embedding: Filling) -> BaseRetriever:
 
 
 def embedding_of(corpus: Corpus) -> Filling:
-    return Filling(corpus.model, device="cpu")
+    return _embedding(corpus.model)
+
+
+@lru_cache(maxsize=1)
+def _embedding(model: str) -> Filling:
+    return Filling(model, device="cpu")
 
 
 @contextmanager
@@ -88,7 +94,7 @@ STACKS = [
     Stack("simple", "cosine", "llama_index.core", simple, "cosine"),
     Stack("Chroma", "l2", "llama_index.vector_stores.chroma", chroma, "exp(-squared L2)"),
     Stack("Chroma", "cosine", "llama_index.vector_stores.chroma", chroma, "exp(-cosine distance)"),
-    Stack("Chroma", "ip", "llama_index.vector_stores.chroma", chroma, "exp(-1 - inner product)"),
+    Stack("Chroma", "ip", "llama_index.vector_stores.chroma", chroma, "exp(-(1 - inner product))"),
     Stack("Qdrant", "Cosine", "llama_index.vector_stores.qdrant", qdrant, "cosine"),
     Stack("Qdrant", "Dot", "llama_index.vector_stores.qdrant", qdrant, "inner product"),
     Stack("Qdrant", "Euclid", "llama_index.vector_stores.qdrant", qdrant, "L2"),
@@ -103,4 +109,4 @@ def seen(plain: Any, queries: Sequence[str]) -> Seen:
     built = wrapped.precompute(progress=False)
     found = [[(one.node.text, one.score) for one in plain.retrieve(query)] for query in queries]
     nodes: list[list[Any]] = [wrapped.retrieve(query) for query in queries]  # type: ignore[misc]
-    return summed_up(found, [[node.hit for node in one] for one in nodes], built)
+    return summed_up(found, [[node.hit for node in one] for one in nodes], built, wrapped)
