@@ -53,10 +53,14 @@ _CHANGED = Notice(
 )
 _OTHER_USAGE = "{} embeds otherwise than in the search: how it embedded the query then cannot be compared any more"
 _UNASKED = "{} embeds elsewhere, where asking may cost money: that it embeds queries as this encoder does is not known"
+_NOT_CHECKED = "that its index was built with this encoder was not checked"
 _NOTHING = Notice(
+    UNCHECKED, f"this store tells neither scores nor vectors that can be compared: {_NOT_CHECKED}", "note"
+)
+_UNKNOWN_SCORES = Notice(
     UNCHECKED,
-    "this store tells neither scores nor vectors that can be compared: that its index was built with this encoder "
-    "was not checked",
+    f"what the scores of this store are is not known here, nor the vectors that it keeps: {_NOT_CHECKED}; "
+    'pass metric="cosine" or what else they are, to have them compared',
     "note",
 )
 
@@ -129,7 +133,7 @@ class Scoring:
             # The cause is guessed only where none is known.
             found.append(Notice(MISMATCH, f"{text}{explanation.score:{shown}}" + ("" if is_known else f": {_CAUSE}")))
         elif claimed is None and seen.stored is None and not is_known:
-            found.append(_NOTHING)
+            found.append(_NOTHING if score is None else _UNKNOWN_SCORES)
         return tuple(found)
 
     def _agree(self, claimed: float, own: float, seen: Seen) -> bool:

@@ -199,7 +199,7 @@ def test_chroma_tells_its_metric_its_vectors_and_its_nodes(space: str) -> None:
     VectorStoreIndex(nodes(), storage_context=context, embed_model=model)
     index = VectorStoreIndex.from_vector_store(context.vector_store, embed_model=model)
     wrapped = ExplainingRetriever(index.as_retriever())
-    names = {"l2": "exp(-squared L2)", "cosine": "exp(-cosine distance)", "ip": "exp(-1 - inner product)"}
+    names = {"l2": "exp(-squared L2)", "cosine": "exp(-cosine distance)", "ip": "exp(-(1 - inner product))"}
     for node, explanation in explained(wrapped):
         assert explanation.notices == ()
         assert node.hit.metric == names[space]
