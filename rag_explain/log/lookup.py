@@ -13,6 +13,7 @@ from rag_explain.results.explanation import Explanation
 from rag_explain.results.notices import MISMATCH, UNCHECKED, Notice
 from rag_explain.retrieval.search import RetrievedDocument
 from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Unit
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
@@ -27,11 +28,15 @@ _AGAIN = Notice(
 
 
 def explain_again(
-    document: RetrievedDocument, query: str | None, log: LogSource | None, explainer: "Explainer | None"
+    document: RetrievedDocument,
+    query: str | None,
+    log: LogSource | None,
+    explainer: "Explainer | None",
+    unit: Unit = "word",
 ) -> Explanation | None:
-    """The explanation of a document that has none beside it, from the log or else from the explainer.
+    """The explanation of a document that has none beside it: from the log, or else computed in this unit.
 
-    None where neither is given; where the log has none, and nothing computes one, its error says so.
+    None where neither log nor explainer is given; where the log has none, and nothing computes one, its error says so.
     """
     if (query is None) != (log is None and explainer is None):
         raise InvalidInput("to read an explanation again pass query= and, with it, log= or explainer=")
@@ -44,16 +49,16 @@ def explain_again(
         except LogError:
             if explainer is None:
                 raise
-    return _computed(explainer, query, document)
+    return _computed(explainer, query, document, unit)
 
 
-def _computed(explainer: Any, query: str, document: RetrievedDocument) -> Explanation:
-    """Warm, where the explainer's store has the document's factors: nothing but the query is encoded then."""
+def _computed(explainer: Any, query: str, document: RetrievedDocument, unit: Unit) -> Explanation:
+    """Warm, where the explainer's store has the document's factors in this unit or a finer one."""
     if not hasattr(explainer, "explain_many"):
         raise InvalidInput(f"explainer must be a rag_explain.Explainer, not {type(explainer).__name__}")
     if document.text is None:
         raise InvalidInput("the document has no text to explain")
-    found: Explanation = explainer.explain_many(query, [document.text], unit="word", ids=[document.id])[0]
+    found: Explanation = explainer.explain_many(query, [document.text], unit=unit, ids=[document.id])[0]
     return found.with_notices(_AGAIN)
 
 
@@ -66,6 +71,8 @@ def find_explanation(log: LogSource, query: str, *, id: str | None = None, text:
     """
     if not isinstance(query, str) or (id is None and text is None):
         raise InvalidInput("find_explanation takes a question, and the id or the text of a document")
+    if not isinstance(log, ExplanationLog | str | os.PathLike):
+        raise InvalidInput(f"log must be an ExplanationLog or its folder, not {type(log).__name__}")
     path, key = (log.folder.path, log.policy.hash_key) if isinstance(log, ExplanationLog) else (log, None)
     if isinstance(log, ExplanationLog):
         log.flush()

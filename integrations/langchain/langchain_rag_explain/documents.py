@@ -12,6 +12,7 @@ from rag_explain import Explanation, Hit
 from rag_explain.errors import FormatError
 from rag_explain.log import LogSource, explain_again
 from rag_explain.retrieval import UNNAMED, RetrievedDocument, same_score, scored
+from rag_explain.texts.tokens import Unit
 
 if TYPE_CHECKING:
     from rag_explain import Explainer
@@ -118,15 +119,16 @@ def get_explanation(
     query: str | None = None,
     log: LogSource | None = None,
     explainer: Explainer | None = None,
+    unit: Unit = "word",
 ) -> Explanation | None:
     """The explanation of a document: computed on first use, or read back from its metadata; None if there is none.
 
     A document that was stored and read back has none beside it. With `query`, the question that it was found for, it is
-    looked up in `log` (an ExplanationLog or its folder), or else computed again by `explainer`. A `LogError` says what
-    the log has instead.
+    looked up in `log` (an ExplanationLog or its folder), or else computed again by `explainer`, in this `unit`. A
+    `LogError` says what the log has instead.
     """
     return _carried_explanation(document) or explain_again(
-        RetrievedDocument(id=document.id, text=document.page_content), query, log, explainer
+        RetrievedDocument(id=document.id, text=document.page_content), query, log, explainer, unit
     )
 
 

@@ -19,6 +19,7 @@ from rag_explain.log import LogSource, explain_again
 from rag_explain.results.hits import Hits
 from rag_explain.retrieval import UNNAMED, RetrievedDocument, same_score, scored
 from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Unit
 
 if TYPE_CHECKING:
     from rag_explain import Explainer
@@ -89,17 +90,18 @@ def get_explanation(
     query: str | None = None,
     log: LogSource | None = None,
     explainer: Explainer | None = None,
+    unit: Unit = "word",
 ) -> Explanation | None:
     """The explanation of a node: computed on first use; None if there is none.
 
     A node that was made anew or read back has none beside it. With `query`, the question that it was found for, it is
-    looked up in `log` (an ExplanationLog or its folder), or else computed again by `explainer`. A `LogError` says what
-    the log has instead.
+    looked up in `log` (an ExplanationLog or its folder), or else computed again by `explainer`, in this `unit`. A
+    `LogError` says what the log has instead.
     """
     if isinstance(node, ExplainedNode) and node._hit is not None and (beside := node.explanation) is not None:
         return beside
     found_node = RetrievedDocument(id=node.node.node_id, text=embedded(node.node))
-    return explain_again(found_node, query, log, explainer)
+    return explain_again(found_node, query, log, explainer, unit)
 
 
 def carried(node: NodeWithScore) -> Hit | None:
