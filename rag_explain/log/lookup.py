@@ -1,6 +1,7 @@
 """Reading an explanation again: what the log has of a question and a document, or what computes it once more."""
 
 import os
+from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
 from rag_explain.errors import InvalidInput, LogError
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 LogSource = ExplanationLog | str | os.PathLike[str]
 
 _KEYED = b'_hash":"hmac-sha256:'
-_CHANGED = Notice(MISMATCH, "the document has another text now: the one that was found and logged is explained")
+_CHANGED = Notice(
+    MISMATCH, "what is embedded of this document is another text now: explained is the one that was logged"
+)
 _AGAIN = Notice(
     UNCHECKED, "computed again after the search: nothing shows whether this encoder found the document then", "note"
 )
@@ -43,9 +46,8 @@ def explain_again(
     if query is None:
         return None
     if log is not None:
-        text = document.text.text if isinstance(document.text, Passage) else document.text
         try:
-            return find_explanation(log, query, id=document.id, text=text)
+            return find_explanation(log, query, id=document.id, text=document.text)
         except LogError:
             if explainer is None:
                 raise
@@ -62,7 +64,9 @@ def _computed(explainer: Any, query: str, document: RetrievedDocument, unit: Uni
     return found.with_notices(_AGAIN)
 
 
-def find_explanation(log: LogSource, query: str, *, id: str | None = None, text: str | None = None) -> Explanation:
+def find_explanation(
+    log: LogSource, query: str, *, id: str | None = None, text: str | Passage | None = None
+) -> Explanation:
     """The newest logged explanation of this question and this document, which is known by its id, or else by its text.
 
     The question is the record's, or what the retriever was asked in its place. Texts are compared by their hashes, so
@@ -88,13 +92,17 @@ def find_explanation(log: LogSource, query: str, *, id: str | None = None, text:
 class _Search:
     """One question and one document, looked for in the records of a log, the newest first."""
 
-    def __init__(self, query: str, id: str | None, text: str | None, key: bytes | None) -> None:
-        self.query, self.id, self.text = query, id, text
-        self._asked, self._read = _hashes(query, key), _hashes(text, key)
+    def __init__(self, query: str, id: str | None, text: str | Passage | None, key: bytes | None) -> None:
+        self.query, self.id = query, id
+        self.text = text.text if isinstance(text, Passage) else text
+        self._asked, self._read = _hashes(query, key), _hashes(self.text, key)
+        self._around: Set[str | None] | None = None  # of what stands around the text, where that is told
+        if isinstance(text, Passage):
+            self._around = _hashes("\0".join(text.around), key) if any(text.around) else {None}
         self._has_key = key is not None
         self._is_keyed = self._is_asked = False
         self._unexplained: LoggedHit | None = None
-        self.changed: Explanation | None = None  # of a document with this id and another text
+        self.changed: Explanation | None = None  # of this document, when another text was embedded
 
     def record_of(self, line: bytes) -> Record | None:
         """The record of a line that may be about this question; the others are not parsed."""
@@ -102,17 +110,17 @@ class _Search:
         return Record.from_line(line) if any(one.encode() in line for one in self._asked) else None
 
     def explanation(self, record: Record) -> Explanation | None:
-        """What a record has of the document; that of another text under its id is only put aside."""
+        """What a record has of the document; where something else of it was embedded, that is only put aside."""
         is_asked = record.query_hash in self._asked
         hits = [hit for hit in record.logged_hits if is_asked or hit.query_hash in self._asked]
-        self._is_asked = self._is_asked or bool(hits)
+        self._is_asked = self._is_asked or is_asked or bool(hits)
         for hit in sorted(hits, key=lambda hit: hit.id != self.id):
             is_read, is_named = hit.text_hash in self._read, self.id is not None and hit.id == self.id
             if not (is_read or is_named):
                 continue
             if hit.explanation is None:
                 self._unexplained = self._unexplained or hit
-            elif is_read or not self._read or hit.text_hash is None:
+            elif (is_read or not self._read) and (self._around is None or hit.around_hash in self._around):
                 return self._worded(record, hit, hit.explanation)
             else:
                 self.changed = self.changed or hit.explanation.explanation()

@@ -17,6 +17,7 @@ from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.notices import MISMATCH
 from rag_explain.retrieval import RetrievedDocument
+from rag_explain.texts.passage import Passage
 from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits
 
 KEY = b"a key of sixteen bytes"
@@ -74,12 +75,25 @@ def test_a_text_that_changed_under_its_id_is_said_and_its_old_text_is_preferred(
     found = find_explanation(path, QUERY, id="doc-0", text="Honeybees dance.")
     assert found.document == DOCUMENTS[0]
     assert MISMATCH in [notice.code for notice in found.notices]
-    assert "another text now" in (found.surrogate or "")
+    assert "is another text now: explained is the one that was logged" in (found.surrogate or "")
     with ExplanationLog(path, background=False) as log:
         log.record(query=QUERY, hits=[hit("Honeybees dance.", 0, id="doc-0")])
     for text in (DOCUMENTS[0], "Honeybees dance."):
         found = find_explanation(path, QUERY, id="doc-0", text=text)
         assert (found.document, found.surrogate) == (text, None)
+
+
+def test_what_was_embedded_around_a_text_counts_where_it_is_told(path: Path) -> None:
+    around = ("bees.md\n", "")
+    with ExplanationLog(path, background=False) as log:
+        log.record(query=QUERY, hits=[hit(around=around)])
+    whole = "".join((around[0], DOCUMENTS[0]))
+    same = Passage(whole, len(around[0]))
+    for text in (same, DOCUMENTS[0], None):
+        assert find_explanation(path, QUERY, id="doc-0", text=text).surrogate is None
+    for other in (Passage(DOCUMENTS[0]), Passage("wasps.md\n" + DOCUMENTS[0], 9)):
+        for name in ("doc-0", None):
+            assert "is another text now" in (find_explanation(path, QUERY, id=name, text=other).surrogate or "")
 
 
 def test_a_question_that_a_chain_rewrote_is_found_by_both_of_its_wordings(path: Path) -> None:
@@ -136,6 +150,13 @@ def test_what_is_not_in_the_log_is_said(
     written(path, QUERY, **options)
     with pytest.raises(LogError, match=f"the log .* {said}"):
         find_explanation(path, asked, **known)
+
+
+def test_a_question_without_documents_is_a_question_of_the_log(path: Path) -> None:
+    with ExplanationLog(path, background=False) as log:
+        log.record(query=QUERY)
+    with pytest.raises(LogError, match="has this question without this document"):
+        find_explanation(path, QUERY, id="doc-0")
 
 
 def test_erased_documents_and_records_are_gone(path: Path) -> None:

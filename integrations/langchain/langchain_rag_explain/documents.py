@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rag_explain import Explainer
 
 _ALONE = (
-    "nothing stands beside this document any more: it was made from the fields of another one, or read back; "
-    "get_explanation(document, query=..., log=...) reads a logged explanation again"
+    "no explanation stands beside this document: it was made from fields, as one that is read back; "
+    "get_explanation(document, query=..., log=...) looks up what was logged"
 )
 _RERANKED = "relevance_score"  # where LangChain's rerankers write their score: in a document's metadata
 

@@ -53,8 +53,10 @@ def test_the_logged_explanation_of_a_node_that_was_read_back(index: VectorStoreI
         assert found is not None
         assert hit.explanation is not None
         assert found.to_dict() == hit.explanation.to_dict()
-        nameless = NodeWithScore(node=TextNode(text=node.node.get_content()))
-        assert get_explanation(nameless, query=QUESTION, log=log.folder.path).score == found.score  # type: ignore[union-attr]
+        nameless = NodeWithScore(node=TextNode(text=node.node.get_content(), metadata=node.node.metadata))
+        assert get_explanation(nameless, query=QUESTION, log=log.folder.path).to_dict() == found.to_dict()  # type: ignore[union-attr]
+        nameless.node.metadata = {"file": "another.md"}
+        assert "is another text now" in get_explanation(nameless, query=QUESTION, log=log).surrogate  # type: ignore[union-attr, operator]
     with pytest.raises(LogError, match="has this question without this document"):
         get_explanation(NodeWithScore(node=TextNode(text="never found")), query=QUESTION, log=log)
     with pytest.raises(InvalidInput, match="pass query= and, with it, log= or explainer="):
@@ -79,5 +81,5 @@ def test_a_node_says_of_itself_only_what_is_true(index: VectorStoreIndex) -> Non
     for alone in (ExplainedNode(node=node.node, score=node.score), ExplainedNode.model_construct(node=node.node)):
         assert get_explanation(alone) is None
         for name in ("hit", "explanation"):
-            with pytest.raises(AttributeError, match="nothing stands beside this node any more: it was made from"):
+            with pytest.raises(AttributeError, match="no explanation stands beside this node: it was made from fields"):
                 getattr(alone, name)

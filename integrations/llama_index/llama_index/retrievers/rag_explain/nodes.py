@@ -58,8 +58,8 @@ class ExplainedNode(NodeWithScore):
         """
         if self._hit is None:
             raise AttributeError(
-                "nothing stands beside this node any more: it was made from the fields of another one, or read back; "
-                "get_explanation(node, query=..., log=...) reads a logged explanation again"
+                "no explanation stands beside this node: it was made from fields, as one that is read back; "
+                "get_explanation(node, query=..., log=...) looks up what was logged"
             )
         score = score_of(self)
         return self._hit if same_score(score, self._hit.score) else scored(self._hit, self._scored_by or UNNAMED, score)
