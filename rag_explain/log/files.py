@@ -227,15 +227,16 @@ class Folder:
         except OSError as error:
             raise LogError(f"the log {self.path} cannot be {done}: {error.strerror or error}") from error
 
-    def files(self, since: datetime | None = None) -> Iterator[LogFile]:
+    def files(self, since: datetime | None = None, *, newest_first: bool = False) -> Iterator[LogFile]:
         """Every file, oldest first; with `since` those first that are likely to hold what was recorded then."""
         if not os.path.exists(self.path):
             raise LogError(f"there is no log at {self.path}")
         sealed, current = self._snapshot() if self.path.is_dir() else ([], LogFile(self.path))
         earliest = "" if since is None else since.strftime(_SEALED_AT)
         likely, others = ([path for path in sealed if (path.name >= earliest) is side] for side in (True, False))
+        paths = [*likely, self.current, *others]
         with current:
-            for path in (*likely, self.current, *others):
+            for path in reversed(paths) if newest_first else paths:
                 # The compressed file is there before the plain one goes. Retention may have deleted both.
                 with current if path is self.current else LogFile(path, _packed(path)) as file:
                     yield file

@@ -47,14 +47,17 @@ def read(
     parse: Callable[[bytes], T],
     record_id: str = "",
     report: Callable[[LogFile], object] | None = None,
+    *,
+    newest_first: bool = False,
 ) -> Iterator[T]:
-    """What `parse` makes of every whole record whose id begins with `record_id`.
+    """What `parse` makes of every whole record whose id begins with `record_id`, in the order of writing or against it.
 
     `report` takes each file that could not be read whole, once; without it the log warns.
     """
     key = f'"id":"{record_id}'.encode(errors="replace") if record_id else b""
-    for file in Folder(path).files(_earliest(record_id)):
-        yield from file.records(parse, key)
+    for file in Folder(path).files(_earliest(record_id), newest_first=newest_first):
+        found = file.records(parse, key)
+        yield from reversed(list(found)) if newest_first else found
         if file.problem and report is not None:
             report(file)
         elif file.problem:

@@ -1,17 +1,26 @@
-"""A Document with an explanation beside it: for prompts, equality and JSON it is the plain document."""
+"""A Document with an explanation beside it: for prompts, equality and whatever stores it, it is the plain document."""
 
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from langchain_core.documents import Document
 from pydantic import PrivateAttr
 
 from rag_explain import Explanation, Hit
 from rag_explain.errors import FormatError
-from rag_explain.retrieval import UNNAMED, same_score, scored
+from rag_explain.log import LogSource, explain_again
+from rag_explain.retrieval import UNNAMED, RetrievedDocument, same_score, scored
+from rag_explain.texts.tokens import Unit
 
+if TYPE_CHECKING:
+    from rag_explain import Explainer
+
+_ALONE = (
+    "no explanation stands beside this document: it was made from fields, as one that is read back; "
+    "get_explanation(document, query=..., log=...) looks up what was logged"
+)
 _RERANKED = "relevance_score"  # where LangChain's rerankers write their score: in a document's metadata
 
 
@@ -25,7 +34,11 @@ class ExplanationData(dict[str, Any]):
 
 
 class ExplainedDocument(Document):
-    """What the retriever returned, with its `hit`: score, status, and the explanation, computed on first use."""
+    """What the retriever returned, with its `hit`: score, status, and the explanation, computed on first use.
+
+    That is beside it, and beside its copies, in this process. What is stored of it or sent elsewhere is the plain
+    document: in a checkpoint, a pickle, JSON.
+    """
 
     _hit: Hit | None = PrivateAttr(default=None)
 
@@ -36,8 +49,26 @@ class ExplainedDocument(Document):
         if metadata_key is not None and hit.status == "ready" and hit.explanation is not None:
             metadata[metadata_key] = ExplanationData(hit.explanation.to_dict())
         explained = cls.model_construct(id=document.id, metadata=metadata, page_content=document.page_content)
-        explained._hit = hit
+        explained.__pydantic_private__ = {"_hit": hit}  # pydantic looks for private attributes in `__class__`
         return explained
+
+    # What serializers write down to make an object again: LangGraph's strict checkpoints know Document, and not us.
+    __class__ = property(lambda self: Document)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        return self._plain().__reduce_ex__(protocol)
+
+    def copy(self, **changes: Any) -> Document:  # type: ignore[override]
+        """The plain document; pydantic would put what is private here into a Document. Deprecated: see `model_copy`."""
+        return self._plain().copy(**changes)
+
+    def _plain(self) -> Document:
+        return Document.model_construct(self.model_fields_set, **dict(self))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("hit", "explanation") and self._hit is None:
+            raise AttributeError(_ALONE)
+        return super().__getattr__(name)  # type: ignore[misc]  # pydantic's, which type checkers are not shown
 
     @property
     def hit(self) -> Hit:
@@ -46,7 +77,7 @@ class ExplainedDocument(Document):
         A document does not know its place in a list: after a reranker, `hit.rank` is still the rank in the search.
         """
         if self._hit is None:
-            raise AttributeError("this document did not come from an ExplainingRetriever")
+            raise AttributeError(_ALONE)
         score = reranked_score(self, self._hit)
         return self._hit if score is None or same_score(score, self._hit.score) else scored(self._hit, UNNAMED, score)
 
@@ -59,9 +90,6 @@ class ExplainedDocument(Document):
     def lc_id(cls) -> list[str]:
         """Serialised as the plain document, which every reader knows."""
         return Document.lc_id()
-
-    def __repr_name__(self) -> str:
-        return Document.__name__
 
     def __eq__(self, other: object) -> bool:
         """By the document's own fields: retrievers that drop duplicates must still find them."""
@@ -85,10 +113,28 @@ def reranked_score(document: Document, hit: Hit | None = None) -> float | None:
     return float(score) if hit is None or hit.metadata.get(_RERANKED) != score else None
 
 
-def get_explanation(document: Document) -> Explanation | None:
-    """The explanation of a document: computed on first use, or read back from its metadata; None if there is none."""
-    if isinstance(document, ExplainedDocument) and document._hit is not None:
-        return document.hit.explanation
+def get_explanation(
+    document: Document,
+    *,
+    query: str | None = None,
+    log: LogSource | None = None,
+    explainer: Explainer | None = None,
+    unit: Unit = "word",
+) -> Explanation | None:
+    """The explanation of a document: computed on first use, or read back from its metadata; None if there is none.
+
+    A document that was stored and read back has none beside it. With `query`, the question that it was found for, it is
+    looked up in `log` (an ExplanationLog or its folder), or else computed again by `explainer`, in this `unit`. A
+    `LogError` says what the log has instead.
+    """
+    return _carried_explanation(document) or explain_again(
+        RetrievedDocument(id=document.id, text=document.page_content), query, log, explainer, unit
+    )
+
+
+def _carried_explanation(document: Document) -> Explanation | None:
+    if isinstance(document, ExplainedDocument) and document._hit is not None and (beside := document.hit.explanation):
+        return beside
     for value in document.metadata.values():
         if isinstance(value, dict) and value.get("format") == "rag_explain.explanation":
             try:

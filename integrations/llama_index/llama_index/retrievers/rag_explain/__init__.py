@@ -2,7 +2,7 @@
 
 from llama_index.retrievers.rag_explain.base import ExplainingRetriever
 from llama_index.retrievers.rag_explain.log import log_queries
-from llama_index.retrievers.rag_explain.nodes import ExplainedNode, ExplanationEvent, embedded
+from llama_index.retrievers.rag_explain.nodes import ExplainedNode, ExplanationEvent, embedded, get_explanation
 from llama_index.retrievers.rag_explain.postprocessor import ExplanationPostprocessor
 
 __all__ = [
@@ -11,5 +11,6 @@ __all__ = [
     "ExplanationEvent",
     "ExplanationPostprocessor",
     "embedded",
+    "get_explanation",
     "log_queries",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core import instrumentation
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -15,9 +15,14 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from rag_explain import Explanation, Hit
+from rag_explain.log import LogSource, explain_again
 from rag_explain.results.hits import Hits
 from rag_explain.retrieval import UNNAMED, RetrievedDocument, same_score, scored
 from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Unit
+
+if TYPE_CHECKING:
+    from rag_explain import Explainer
 
 logger = logging.getLogger("llama_index.retrievers.rag_explain")
 dispatcher = instrumentation.get_dispatcher(__name__)  # type: ignore[attr-defined]  # documented, re-exported
@@ -52,7 +57,10 @@ class ExplainedNode(NodeWithScore):
         A node does not know its place in a list: after a reranker, `hit.rank` is still the rank in the search.
         """
         if self._hit is None:
-            raise AttributeError("this node did not come from an ExplainingRetriever")
+            raise AttributeError(
+                "no explanation stands beside this node: it was made from fields, as one that is read back; "
+                "get_explanation(node, query=..., log=...) looks up what was logged"
+            )
         score = score_of(self)
         return self._hit if same_score(score, self._hit.score) else scored(self._hit, self._scored_by or UNNAMED, score)
 
@@ -74,6 +82,26 @@ class ExplainedNode(NodeWithScore):
         return self.node == other.node and self.score == other.score
 
     __hash__ = None  # type: ignore[assignment]  # like every NodeWithScore: its score may be set
+
+
+def get_explanation(
+    node: NodeWithScore,
+    *,
+    query: str | None = None,
+    log: LogSource | None = None,
+    explainer: Explainer | None = None,
+    unit: Unit = "word",
+) -> Explanation | None:
+    """The explanation of a node: computed on first use; None if there is none.
+
+    A node that was made anew or read back has none beside it. With `query`, the question that it was found for, it is
+    looked up in `log` (an ExplanationLog or its folder), or else computed again by `explainer`, in this `unit`. A
+    `LogError` says what the log has instead.
+    """
+    if isinstance(node, ExplainedNode) and node._hit is not None and (beside := node.explanation) is not None:
+        return beside
+    found_node = RetrievedDocument(id=node.node.node_id, text=embedded(node.node))
+    return explain_again(found_node, query, log, explainer, unit)
 
 
 def carried(node: NodeWithScore) -> Hit | None:
