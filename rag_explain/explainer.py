@@ -205,20 +205,28 @@ class Explainer(ProcessBound):
         }
 
     def compare(
-        self, query: str, document: str | Passage, methods: Sequence[str | Mapping[str, Any]] | None = None
+        self,
+        query: str,
+        document: str | Passage,
+        methods: Sequence[str | Mapping[str, Any]] | None = None,
+        *,
+        layers: Iterable[int] | None = None,
     ) -> Comparison:
         """The same pair under several methods, side by side, with how far they agree.
 
         A method is a name, or a mapping with "method" and its options, such as {"method": "ij", "layer": 5}. None: all
-        methods that split this scorer's score. One that refuses the model is listed with its reason.
+        methods that split this scorer's score. One that refuses the model is listed with its reason. With `layers`,
+        each method is asked at each of these blocks: whether it says the same wherever it is asked.
         """
         chosen = self.scorer.methods if methods is None else methods
         if isinstance(chosen, str) or not chosen:
             raise InvalidInput("compare takes a list of at least one method")
-        return Comparison.of([self._compared(query, document, choice) for choice in chosen])
+        asked = [dict(one) if isinstance(one, Mapping) else {"method": one} for one in chosen]
+        if layers is not None:
+            asked = [one | {"layer": layer} for layer in layers for one in asked]
+        return Comparison.of([self._compared(query, document, options) for options in asked])
 
-    def _compared(self, query: str, document: str | Passage, choice: str | type | Mapping[str, Any]) -> Compared:
-        options: dict[str, Any] = dict(choice) if isinstance(choice, Mapping) else {"method": choice}
+    def _compared(self, query: str, document: str | Passage, options: Mapping[str, Any]) -> Compared:
         named = {key: getattr(value, "name", value) for key, value in options.items()}
         label = " ".join(str(value) if key == "method" else f"{key}={value}" for key, value in named.items())
         start = time.perf_counter()

@@ -1,14 +1,14 @@
 """BTI (Malkiel et al. 2022): salient words of both texts, matched with one another.
 
-1. E, the tokens' vectors at the input of block `layer`. With `layer` 0 that is the embedding output, after positions
-   were added and after the embedding norm where the encoder has one.
-2. F, the mean of the last block's vectors over the tokens of the text; special tokens and prompts are left out, so the
-   cosine C of the two F is close to the encoder's own similarity but not the same number.
-3. Saliency of a token: sum over dimensions of ReLU(E * dC/dE), scaled to [0, 1] over the text (min-max).
-4. Words: the mean of their tokens' vectors, the maximum of their tokens' saliencies.
-5. Each word is matched with the word of the other text whose vector has the largest cosine, from both sides.
-6. The score of a matched pair is cosine * saliency * saliency. MeanShift clusters the scores, and the pairs of the top
-   clusters are the explanation.
+1. E, the tokens' vectors at the input of block `layer` (Eq. 2). With `layer` 0 that is the embedding output, after
+   positions were added and after the embedding norm where the encoder has one.
+2. F, the mean over the tokens of the text of B, the vectors that the encoder puts out (Eq. 1); special tokens and
+   prompts are left out, so the cosine C of the two F is close to the encoder's own similarity but not the same number.
+3. Saliency of a token: sum over dimensions of ReLU(E * dC/dE), scaled to [0, 1] over the text (min-max; Eq. 3 and 4).
+4. Words: the mean of their tokens' vectors B, the maximum of their tokens' saliencies (lines 3 and 4 of algorithm 1).
+5. Each word is matched with the word of the other text whose vector has the largest cosine, from both sides (Eq. 5).
+6. The score of a matched pair is cosine * saliency * saliency (Eq. 6). MeanShift clusters the scores, and the pairs of
+   the top clusters are the explanation.
 
 The scores rank pairs of words and add up to nothing. The paper's ablations are `saliency="gradient"` (ReLU(dC/dE)
 alone), `saliency="activation"` (ReLU(E) alone) and `layer=` the number of blocks (the last layer's output for E).
@@ -65,6 +65,7 @@ class BTI(PairMethod):
     def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         left, own = self._freeze(query)
         right, embeddings = self._freeze(documents)
+        (output, _), (outputs, _) = (self.encoder.hidden(batch, self.encoder.n_blocks) for batch in (query, documents))
         scores = similarities(self.encoder, own[0], embeddings)
         result = []
         for index in range(len(documents)):
@@ -74,8 +75,10 @@ class BTI(PairMethod):
             cotangent = torch.zeros_like(right.embedding)
             cotangent[index] = by_right
             answer = right.pull(cotangent[None])[0, index]
-            words, vectors, saliency = self._words(query, 0, left.hidden[0], asked)
-            others, their_vectors, their_saliency = self._words(documents, index, right.hidden[index], answer)
+            words, vectors, saliency = self._words(query, 0, output[0], self._tokens(left.hidden[0], asked))
+            others, their_vectors, their_saliency = self._words(
+                documents, index, outputs[index], self._tokens(right.hidden[index], answer)
+            )
             cosines = _cosines(vectors, their_vectors)
             table = top_clusters(pair_scores(cosines, saliency, their_saliency), self.clusters)
             matrix = np.pad(table, ((0, 1), (0, 1)))  # no rest
@@ -90,8 +93,13 @@ class BTI(PairMethod):
         shares = words / words.sum(dim=1, keepdim=True).clamp_min(1)
         return freeze(self.encoder, batch, self.layer, JACOBIAN, shares=shares)
 
+    def _tokens(self, embeddings: Tensor, gradient: Tensor) -> Array:
+        """(n,): the saliency of each token, as it is."""
+        kinds = {"product": embeddings * gradient, "gradient": gradient, "activation": embeddings}
+        return to_numpy(kinds[self.saliency].relu().sum(dim=-1))
+
     def _words(
-        self, batch: Batch, index: int, hidden: Tensor, gradient: Tensor
+        self, batch: Batch, index: int, output: Tensor, saliency: Array
     ) -> tuple[tuple[Token, ...], Array, Array]:
         """The w words of a text; their vectors (w, h), the means of their tokens'; their saliency (w,), the maxima.
 
@@ -102,9 +110,7 @@ class BTI(PairMethod):
         if not words:
             raise InvalidInput("the text has no words to explain: give a text that is not empty")
         here = batch.positions(index)
-        hidden, gradient = hidden[here], gradient[here]
-        kinds = {"product": hidden * gradient, "gradient": gradient, "activation": hidden}
-        vectors, saliency = to_numpy(hidden), to_numpy(kinds[self.saliency].relu().sum(dim=-1))
+        vectors, saliency = to_numpy(output[here]), saliency[here]
         inside = np.array([token.part == "text" for token in tokens])
         low, high = saliency[inside].min(), saliency[inside].max()
         scaled = (saliency - low) / (high - low) if high > low else np.ones_like(saliency)

@@ -1,9 +1,9 @@
 """One pair under several methods: what each says, what it costs, and how far they agree."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from rag_explain.results.display import Viewable
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.serialization import to_plain
+
+T = TypeVar("T")
+
+TOP = 10  # pairs that are looked at first
 
 
 @dataclass(frozen=True)
@@ -42,29 +46,52 @@ class Comparison(Viewable):
     Attributes:
         agreement: (m, m) float64, Spearman's rank correlation of the values that two methods give to the pairs of
             words; NaN where a method refused or gives all pairs the same value.
+        overlap: (m, m) float64, the share of pairs that two methods have in common among their `TOP` strongest by size
+            (Jaccard: of those that either has); NaN where a method refused. Small values, which are most of them and
+            mean least, decide a rank correlation; they have no part in this.
     """
 
     _width: ClassVar[int] = 120
 
     rows: tuple[Compared, ...]
     agreement: NDArray[np.float64]
+    overlap: NDArray[np.float64]
 
     @classmethod
     def of(cls, rows: Sequence[Compared]) -> Self:
         """Compare answers about the same pair of texts."""
         nothing = np.empty(0)  # correlates with nothing
         pairs = [nothing if row.explanation is None else row.explanation.by_word().pairs.ravel() for row in rows]
-        agreement = np.array([rank_correlation(one, other) for one in pairs for other in pairs])
-        agreement = agreement.reshape(len(rows), len(rows))
-        agreement.flags.writeable = False
-        return cls(tuple(rows), agreement)
+        return cls(tuple(rows), _table(pairs, rank_correlation), _table([_strongest(one) for one in pairs], jaccard))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the table, with every explanation in full."""
-        return {"rows": [row.to_dict() for row in self.rows], "agreement": to_plain(self.agreement)}
+        return {
+            "rows": [row.to_dict() for row in self.rows],
+            "agreement": to_plain(self.agreement),
+            "overlap": to_plain(self.overlap),
+        }
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(row.method for row in self.rows)})"
+
+
+def _table(values: Sequence[T], measure: Callable[[T, T], float]) -> NDArray[np.float64]:
+    """(m, m): every value with every other."""
+    found = np.array([[measure(one, other) for other in values] for one in values], dtype=np.float64)
+    found.flags.writeable = False
+    return found
+
+
+def _strongest(pairs: NDArray[Any]) -> frozenset[int]:
+    """The places of the strongest pairs, of either sign; a pair of no value is none of them."""
+    order = np.argsort(-np.abs(pairs), kind="stable")[:TOP]
+    return frozenset(int(place) for place in order if pairs[place] != 0)
+
+
+def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
+    """What two sets have in common, of what either has; NaN where one is empty."""
+    return len(left & right) / len(left | right) if left and right else math.nan
 
 
 def rank_correlation(left: NDArray[Any], right: NDArray[Any]) -> float:

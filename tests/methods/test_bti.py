@@ -1,95 +1,65 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from sentence_transformers import SentenceTransformer
-from torch import Tensor
 
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput, MissingExtra
 from rag_explain.methods.bti import pair_scores, top_clusters
+from rag_explain.texts.tokens import Role, Token
 from tests.support.models import TEXTS, tiny
-from tests.support.references_jacobian import _pass
+from tests.support.references_bti import algorithm_1
 
 QUERY, DOCUMENT = TEXTS
 ARCHITECTURES = ["bert", "roberta", "t5"]
 
 
-def saliencies(model: SentenceTransformer, layer: int, kind: str) -> tuple[list[Tensor], list[Tensor], float]:
-    """Step 1 to 3 by autograd on the model itself: vectors and scaled saliencies of both texts' own tokens."""
-    blocks = 3
-    inputs, pooled, frames = [], [], []
-    for text, task in ((QUERY, "query"), (DOCUMENT, "document")):
-        features: dict[str, Any] = dict(model.preprocess([text], task=task))
-        ids = features["input_ids"][0]
-        frame = (ids == model.tokenizer.cls_token_id) | (ids == model.tokenizer.sep_token_id)
-        if layer < blocks:
-            hidden, _ = _pass(model, dict(features), layer, None)
-            at = hidden.detach().requires_grad_()
-            caught: list[Tensor] = []
-            handle = model[1].register_forward_pre_hook(lambda _m, args, caught=caught: caught.append(args[0]))
-            _pass(model, dict(features), layer, at)
-            handle.remove()
-            last = caught[0]["token_embeddings"]
-        else:
-            at = last = model[0](dict(features))["token_embeddings"].detach().requires_grad_()
-        inputs.append(at)
-        pooled.append(last[0, ~frame].mean(dim=0))
-        frames.append(~frame)
-    cosine = torch.nn.functional.cosine_similarity(pooled[0], pooled[1], dim=0)
-    gradients = torch.autograd.grad(cosine, inputs)
-    vectors, scaled = [], []
-    for at, gradient, kept in zip(inputs, gradients, frames, strict=True):
-        product = {"product": at * gradient, "gradient": gradient, "activation": at}[kind]
-        saliency = torch.relu(product)[0, kept].sum(dim=-1)
-        scaled.append(((saliency - saliency.min()) / (saliency.max() - saliency.min())).detach())
-        vectors.append(at[0, kept].detach())
-    return vectors, scaled, cosine.item()
+def members(explainer: Explainer, text: str, role: Role, words: Sequence[Token]) -> list[list[int]]:
+    """The tokens of the text that belong to each word, by where they stand."""
+    tokens = [token for token in explainer.scorer.encoder.read([text], role).tokens[0] if token.part == "text"]
+    return [
+        [
+            k
+            for k, token in enumerate(tokens)
+            if word.start <= token.start < word.end or token.start < word.start < token.end
+        ]
+        for word in words
+    ]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("layer", "kind"), [(0, "product"), (0, "gradient"), (0, "activation"), (3, "product")])
-def test_scores_follow_the_steps(architecture: str, layer: int, kind: Any) -> None:
+def test_scores_follow_the_algorithm(architecture: str, layer: int, kind: Any) -> None:
     model = tiny(architecture).eval()
-    vectors, saliency, cosine = saliencies(model, layer, kind)
     explainer = Explainer(model, "bti", layer=layer, saliency=kind, clusters=None)
     found = explainer.explain(QUERY, DOCUMENT)
+    inside = (
+        members(explainer, QUERY, "query", found.query_tokens),
+        members(explainer, DOCUMENT, "document", found.document_tokens),
+    )
+    scores, cosines, cosine = algorithm_1(model, (QUERY, DOCUMENT), inside, layer, kind)
     assert found.references is not None
     assert found.references["cosine"] == pytest.approx(cosine, abs=1e-5)
-    # Words from tokens, one by one.
-    words = []
-    for batch, values, weights in zip(
-        (explainer.scorer.encoder.read([QUERY], "query"), explainer.scorer.encoder.read([DOCUMENT], "document")),
-        vectors,
-        saliency,
-        strict=True,
-    ):
-        tokens = [token for token in batch.tokens[0] if token.part == "text"]
-        side = found.query_tokens if len(words) == 0 else found.document_tokens
-        rows = []
-        for word in side:
-            inside = [
-                k
-                for k, token in enumerate(tokens)
-                if word.start <= token.start < word.end or (token.start < word.start < token.end)
-            ]
-            rows.append((values[inside].mean(dim=0), weights[inside].max()))
-        words.append(rows)
+    np.testing.assert_allclose(found.similarities, cosines, atol=1e-5)
     wanted = np.zeros(found.pairs.shape)
-    table = np.array([[torch.nn.functional.cosine_similarity(a, b, dim=0) for b, _ in words[1]] for a, _ in words[0]])
-    assert found.similarities is not None
-    np.testing.assert_allclose(found.similarities, table, atol=1e-5)
-    for i, (_, m) in enumerate(words[0]):
-        for j, (_, n) in enumerate(words[1]):
-            if table[i].argmax() == j or table[:, j].argmax() == i:
-                wanted[i, j] = table[i, j] * m * n
+    for (i, j), score in scores.items():
+        wanted[i, j] = score
     np.testing.assert_allclose(found.pairs, wanted, atol=1e-5)
+    assert (found.pairs != 0).sum() <= len(scores)
     assert found.unit == "word"
     assert found.gap is None
+
+
+def test_where_saliency_is_taken_does_not_change_which_words_are_matched() -> None:
+    """Words are matched by what the encoder puts out (Eq. 5), wherever their saliency comes from."""
+    model = tiny("bert")
+    tables = [Explainer(model, "bti", layer=layer, clusters=None).explain(QUERY, DOCUMENT) for layer in range(4)]
+    for found in tables:
+        np.testing.assert_allclose(found.similarities, tables[0].similarities, atol=1e-6)
 
 
 def test_documents_in_a_batch_do_not_meet() -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from rag_explain import Explainer
+from rag_explain import Explainer, Explanation, Token
 from rag_explain.errors import InvalidInput
-from rag_explain.results.comparison import rank_correlation
+from rag_explain.results.comparison import Compared, Comparison, jaccard, rank_correlation
 from tests.support.models import TEXTS, tiny
 
 QUERY, DOCUMENT = TEXTS
@@ -46,6 +46,38 @@ def test_methods_stand_side_by_side() -> None:
     np.testing.assert_allclose(comparison.agreement, comparison.agreement.T)
     words = [row.explanation.by_word().pairs.ravel() for row in (bilrp, ij) if row.explanation is not None]
     assert comparison.agreement[0, 1] == pytest.approx(spearmanr(*words)[0])
+
+
+def test_the_strongest_pairs_in_common_are_counted_whatever_the_small_ones_do() -> None:
+    def compared(values: list[float]) -> Compared:
+        matrix = np.zeros((5, 8), dtype=np.float32)
+        matrix[:-1, :-1].flat[: len(values)] = values
+        words = [tuple(Token(one, at, at + 1) for at, one in enumerate(text)) for text in ("abcd", "efghijk")]
+        shown = Explanation(
+            query="abcd", document="efghijk", query_tokens=words[0], document_tokens=words[1], matrix=matrix,
+            score=0.0, method="bilrp", unit="word",
+        )  # fmt: skip
+        return Compared("by hand", shown, 0.0)
+
+    strong = [float(30 - place) for place in range(10)]
+    rows = [
+        compared([*strong, *(0.01 * place for place in range(1, 11))]),
+        compared([*(-value for value in strong), *(0.01 * place for place in range(10, 0, -1))]),
+        compared([*(0.01,) * 5, *strong]),  # five places further on: five of fifteen in common
+        Compared("refused", None, 0.0, "no"),
+    ]
+    found = Comparison.of(rows).overlap
+    assert found[0, 1] == found[1, 0] == found[0, 0] == 1
+    assert found[0, 2] == pytest.approx(5 / 15)
+    assert np.isnan(found[3]).all()
+    assert math.isnan(jaccard(frozenset(), frozenset((1,))))
+
+
+def test_a_method_is_asked_at_several_layers() -> None:
+    comparison = Explainer(tiny("bert")).compare(QUERY, DOCUMENT, ["bilrp", {"method": "ij"}], layers=range(2))
+    assert [row.method for row in comparison.rows] == ["bilrp layer=0", "ij layer=0", "bilrp layer=1", "ij layer=1"]
+    assert np.isfinite(comparison.overlap).all()
+    assert "overlap" in str(comparison)
 
 
 def test_a_method_that_refuses_is_listed_with_its_reason() -> None:

@@ -2,10 +2,13 @@
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rag_explain.render.blocks import Column, Line, Section, Table, View
 from rag_explain.render.sentences import one_line
 from rag_explain.render.views.explanation import unread
-from rag_explain.results.comparison import Compared, Comparison
+from rag_explain.results.comparison import TOP, Compared, Comparison
 
 _TOP = 3
 
@@ -19,8 +22,13 @@ def comparison_view(comparison: Comparison) -> View:
     methods = Section((*read, table))
     if len(comparison.rows) < 2:
         return (methods,)
-    title = Line("agreement: rank correlation of the pairs of words", "muted")
-    return methods, Section((title, _agreement(comparison)))
+    correlation = Line("agreement: rank correlation of the pairs of words", "muted")
+    overlap = Line(f"overlap: share of pairs in common among the {TOP} strongest of each", "muted")
+    return (
+        methods,
+        Section((correlation, _each_with_each(comparison, comparison.agreement))),
+        Section((overlap, _each_with_each(comparison, comparison.overlap))),
+    )
 
 
 def _cells(row: Compared) -> tuple[str, ...]:
@@ -34,10 +42,10 @@ def _cells(row: Compared) -> tuple[str, ...]:
     return row.method, f"{explanation.score:.4f}", gap, error, f"{row.seconds * 1000:.0f}", pairs
 
 
-def _agreement(comparison: Comparison) -> Table:
+def _each_with_each(comparison: Comparison, measured: NDArray[np.float64]) -> Table:
     columns = Column(""), *(Column(row.method, is_number=True) for row in comparison.rows)
     rows = (
         (row.method, *("" if math.isnan(value) else f"{value:.2f}" for value in values))
-        for row, values in zip(comparison.rows, comparison.agreement, strict=True)
+        for row, values in zip(comparison.rows, measured, strict=True)
     )
     return Table(columns, tuple(rows))
