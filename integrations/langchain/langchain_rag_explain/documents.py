@@ -46,7 +46,7 @@ class ExplainedDocument(Document):
         A document does not know its place in a list: after a reranker, `hit.rank` is still the rank in the search.
         """
         if self._hit is None:
-            raise AttributeError("this document did not come from an ExplainingRetriever")
+            raise AttributeError("this document did not come from a retriever that explains")
         score = reranked_score(self, self._hit)
         return self._hit if score is None or same_score(score, self._hit.score) else scored(self._hit, UNNAMED, score)
 
