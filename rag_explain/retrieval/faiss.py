@@ -6,9 +6,9 @@ for hit in retriever.search("how do bees find home?", k=3):
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
@@ -52,7 +52,7 @@ class FaissRetriever(ProcessBound):
         ids: what to call each row, like `documents`; by default its number.
         metadata: a mapping for each row, like `documents`.
         normalize: scale query vectors to length one, for an index of vectors that were scaled.
-        embedder: what the index was built with and embeds the queries, where that is not the explainer.
+        embedder: what the index was built with and embeds the queries, where that is not what explains.
         explain, top, time_limit, unit: see `rag_explain.retrieval.HitExplainer`.
     """
 
@@ -162,15 +162,22 @@ class FaissRetriever(ProcessBound):
             vectors = _unit(vectors)
         scores, rows = self.index.search(vectors, min(k, max(1, len(self))))
         metric, reason = self._scoring(vectors)
-        hits = partial(self._hit_explainer.hits, explain=explain, top=top, search=self._search(metric, reason))
-        found = [_found(*one) for one in zip(rows.tolist(), scores.tolist(), strict=True)]
+        search, found = self._search(metric, reason), [_found(*one) for one in zip(rows, scores, strict=True)]
         return [
-            ([row for row, _ in one], hits(query, starmap(self._document, one)))
+            ([row for row, _ in one], self._hits(query, one, search, explain, top))
             for query, one in zip(queries, found, strict=True)
         ]
 
+    def _hits(
+        self, query: str, found: list[tuple[int, float]], search: Search, explain: ExplainMode | None, top: int | None
+    ) -> Hits:
+        documents = list(starmap(self._document, found))
+        counts = Counter(document.id for document in documents)  # ids are the user's own: two rows may have the same
+        rows = {one.id: row for (row, _), one in zip(found, documents, strict=True) if counts[one.id] == 1}
+        engine = FaissEngine(self.index, lambda ids: {name: rows[name] for name in ids if name in rows})
+        return self._hit_explainer.hits(query, documents, explain, top=top, search=replace(search, engine=engine))
+
     def _search(self, metric: Metric = UNKNOWN, surrogate: str | None = None) -> Search:
-        # The engine is given no rows: the documents' ids are the user's own.
         parts: dict[str, Any] = {"source": self._source, "embedder": self.embedder, "engine": FaissEngine(self.index)}
         return Search(**parts, metric=metric, surrogate=surrogate)
 
@@ -206,14 +213,14 @@ class FaissRetriever(ProcessBound):
         metric = FaissEngine(self.index).metric
         if metric == UNKNOWN:
             return metric, f"the index compares by FAISS metric {self.index.metric_type}, not by this similarity"
-        is_product, by_dot = metric.base == "inner product", _measure(self._source) == "dot"
+        is_product = metric.base == "inner product"
         if (np.abs(np.linalg.norm(vectors, axis=1) - 1.0) <= _UNIT).all():
             return Metric("cosine") if is_product else metric, None
+        by_dot = _measure(self._source) == "dot"
         if is_product and by_dot:
             return metric, None
-        compared = "" if is_product else "by L2 distance of "
         explained = "inner product" if by_dot else "cosine"
-        reason = f"the index compares {compared}vectors that are not normalised; the {explained} is explained"
+        reason = f"the index compares vectors that are not normalised by {metric.base}; the {explained} is explained"
         return replace(metric, is_normalised=False), reason
 
     def precompute(self, **options: Any) -> Precomputed:
@@ -238,13 +245,14 @@ class FaissRetriever(ProcessBound):
         folder = Path(folder)
         manifest = read_manifest(folder)
         explainer = Explainer(manifest["model"]) if explainer is None else explainer
-        made = HitExplainer(explainer).explainer if isinstance(explainer, Embedder) else explainer
-        scorer, built_with = made.scorer, Probes.from_dict(manifest["probes"])
+        is_followed = isinstance(explainer, Embedder)
+        scorer = (HitExplainer(explainer).explainer if is_followed else explainer).scorer
+        name, built_with = explainer.name if is_followed else scorer.name, Probes.from_dict(manifest["probes"])
         is_same = scorer.fingerprint == manifest["fingerprint"]
         if not is_same or not scorer.probes.distance(built_with) <= scorer.tolerance:
             raise InvalidInput(
                 f"the index in {folder} was built with {manifest['model']}, whose weights, settings or "
-                f"embeddings differ from those of {scorer.name}: use that model, or build the index again"
+                f"embeddings differ from those of {name}: use that model, or build the index again"
             )
         index, rows = read_index(folder, manifest["documents"])
         documents = {row: document.text for row, document in rows.items()}
@@ -267,8 +275,8 @@ def _measure(explainer: Explainer | Embedder) -> str:
     return "dot" if usage is not None and usage.similarity == "dot" else "cosine"
 
 
-def _found(rows: Sequence[int], scores: Sequence[float]) -> list[tuple[int, float]]:
-    return [(row, score) for row, score in zip(rows, scores, strict=True) if row != _NOTHING]
+def _found(rows: NDArray[np.int64], scores: NDArray[np.float32]) -> list[tuple[int, float]]:
+    return [(row, score) for row, score in zip(rows.tolist(), scores.tolist(), strict=True) if row != _NOTHING]
 
 
 def _look_up(values: Lookup[T] | None, row: int) -> T | None:

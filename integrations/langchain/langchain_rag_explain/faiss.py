@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
@@ -51,8 +51,8 @@ class FaissDocumentRetriever(HitRetriever):
     """What embedded the documents, and embeds the queries: LangChain's Embeddings, a SentenceTransformer or an
     Explainer."""
     explainer: Any = None
-    """An Explainer, or a SentenceTransformer; None: the model inside `embeddings`, with the prompts, instructions and
-    dimensions that they use."""
+    """An Explainer, for embeddings whose model is elsewhere; None: the model inside `embeddings`, with the prompts,
+    instructions and dimensions that they use."""
     k: int = 4
     """How many documents; also `invoke(query, k=...)`. Fewer where the index has or finds fewer."""
     normalize: bool = False
@@ -67,26 +67,27 @@ class FaissDocumentRetriever(HitRetriever):
         self._faiss()
 
     @classmethod
-    def from_documents(cls, documents: Sequence[Document | str], embeddings: Any, **fields: Any) -> Self:
+    def from_documents(cls, documents: Iterable[Document | str], embeddings: Any, **fields: Any) -> Self:
         """Embed the documents, and search them exactly by the similarity that the model was made for."""
-        texts = list(_texts(documents).values())
+        kept = documents if isinstance(documents, str) else list(documents)
+        texts = list(_texts(kept).values())
         if not texts:
             raise InvalidInput("from_documents takes a list of at least one document")
         built = FaissRetriever.from_vectors(_vectors(embeddings, texts), texts, _encoder(embeddings))
-        return cls(index=built.index, documents=documents, embeddings=embeddings, normalize=built.normalize, **fields)
+        return cls(index=built.index, documents=kept, embeddings=embeddings, normalize=built.normalize, **fields)
 
     @classmethod
-    def load(cls, folder: str | Path, embeddings: Any = None, **fields: Any) -> Self:
-        """What `save` wrote, or `rag-explain index`. Without embeddings, their model is loaded by its name."""
-        searched = FaissRetriever.load(folder, None if embeddings is None else _encoder(embeddings))
+    def load(cls, folder: str | Path, embeddings: Any, **fields: Any) -> Self:
+        """What `save` wrote, with the embeddings that it was built with; or `rag-explain index`, with an Explainer."""
+        searched = FaissRetriever.load(folder, _encoder(embeddings))
         documents = {}
         for row, kept in searched.rows().items():
             if isinstance(kept.text, Passage):
                 raise InvalidInput(f"the index in {folder} holds passages of texts: search it with FaissRetriever")
             if kept.text is not None:
                 documents[row] = Document(kept.text, id=kept.id, metadata=dict(kept.metadata))
-        given = {"documents": documents, "embeddings": searched.explainer if embeddings is None else embeddings}
-        return cls(index=searched.index, normalize=searched.normalize, **given, **fields)
+        given = {"index": searched.index, "documents": documents, "normalize": searched.normalize}
+        return cls(embeddings=embeddings, **given, **fields)
 
     def save(self, folder: str | Path, *, model: str | None = None) -> None:
         """Write the index, the documents as JSON lines, and which model they belong to. Nothing is pickled."""
@@ -107,7 +108,7 @@ class FaissDocumentRetriever(HitRetriever):
         explain: ExplainMode | None = None,
         top: int | None = None,
     ) -> list[Document]:
-        found, hits = self._search(query, k, explain, top)
+        found, hits = self._found(query, k, explain, top)
         return self._delivered(query, found, hits, run_manager)
 
     async def _aget_relevant_documents(
@@ -119,10 +120,10 @@ class FaissDocumentRetriever(HitRetriever):
         explain: ExplainMode | None = None,
         top: int | None = None,
     ) -> list[Document]:
-        found, hits = await asyncio.to_thread(self._search, query, k, explain, top)
+        found, hits = await asyncio.to_thread(self._found, query, k, explain, top)
         return await self._adelivered(query, found, hits, run_manager)
 
-    def _search(
+    def _found(
         self, query: str, k: int | None, explain: ExplainMode | None, top: int | None
     ) -> tuple[list[Document], Hits]:
         rows, hits = self._faiss().search_rows(query, self.k if k is None else k, explain, top=top)
@@ -142,18 +143,19 @@ class FaissDocumentRetriever(HitRetriever):
 
     def _searcher(self) -> FaissRetriever:
         embeds = _encoder(self.embeddings)
-        explains = embeds if self.explainer is None else _encoder(self.explainer)
-        if isinstance(explains, Embedder) and not has_model(explains):
+        if not isinstance(self.explainer, Explainer | None):
+            raise InvalidInput(f"explainer must be Explainer(model), not {type(self.explainer).__name__}")
+        if isinstance(embeds, Explainer) and self.explainer is not None:
+            raise InvalidInput("an Explainer as embeddings explains too: leave explainer= out")
+        if isinstance(embeds, Embedder) and self.explainer is None and not has_model(embeds):
             raise InvalidInput(
-                f"no SentenceTransformer was found in {explains.name}: pass explainer=Explainer(model) with the model "
+                f"no SentenceTransformer was found in {embeds.name}: pass explainer=Explainer(model) with the model "
                 "that embeds its documents"
             )
-        if not isinstance(embeds, Embedder) and explains is not embeds:
-            raise InvalidInput("an Explainer as embeddings explains too: leave explainer= out")
         searcher = FaissRetriever(
             self.index,
             _texts(self.documents),
-            explains,
+            self.explainer or embeds,
             ids=_Rows(self.documents, lambda document: document.id).__getitem__,
             metadata=_Rows(self.documents, lambda document: document.metadata).__getitem__,
             normalize=self.normalize,
