@@ -163,21 +163,20 @@ class HitExplainer(ProcessBound):
         One made from a model is created anew when that was changed, and one made from an embedding object also when
         that embeds in another way.
         """
-        return self.explainer_for(self._search())
+        return self._explainer_for(self._search())
 
-    def explainer_for(self, search: Search) -> Explainer:
-        """`explainer`, for a retriever that gives a `Search` with each call."""
+    def _explainer_for(self, search: Search) -> Explainer:
         return self._moments.explainer(self._moments.take(search))
 
     def precompute(self, texts: Sequence[str | Passage], search: Search | None = None, **options: Any) -> Precomputed:
         """Fill the explainer's store from exactly the strings that were embedded; how many were built, kept, failed."""
-        return self.explainer_for(search or self._search()).precompute(texts, **options)
+        return self._explainer_for(search or self._search()).precompute(texts, **options)
 
     def _computed(self, handles: list[Deferred[Explanation]], search: Search) -> list[Deferred[Explanation]]:
         if self.time_limit is not None:
             try:
                 # Made once in its life, and not in the time of the query that came first.
-                explainer = self.explainer_for(search)
+                explainer = self._explainer_for(search)
             except Exception:  # it is logged, and each hit gives it as its reason
                 logger.debug("no explanation of this query is computed")
             else:

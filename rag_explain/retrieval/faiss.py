@@ -87,8 +87,7 @@ class FaissRetriever(ProcessBound):
     @property
     def explainer(self) -> Explainer:
         """What explains; made of an embedder's model when it is first asked for."""
-        source = self._source
-        return self._hit_explainer.explainer_for(self._search()) if isinstance(source, Embedder) else source
+        return self._hit_explainer.explainer if isinstance(self._source, Embedder) else self._source
 
     @explainer.setter
     def explainer(self, explainer: Explainer) -> None:
@@ -162,7 +161,8 @@ class FaissRetriever(ProcessBound):
             vectors = _unit(vectors)
         scores, rows = self.index.search(vectors, min(k, max(1, len(self))))
         metric, reason = self._scoring(vectors)
-        search, found = self._search(metric, reason), [_found(*one) for one in zip(rows, scores, strict=True)]
+        search = Search(source=self._source, embedder=self.embedder, metric=metric, surrogate=reason)
+        found = [_found(*one) for one in zip(rows, scores, strict=True)]
         return [
             ([row for row, _ in one], self._hits(query, one, search, explain, top))
             for query, one in zip(queries, found, strict=True)
@@ -176,10 +176,6 @@ class FaissRetriever(ProcessBound):
         rows = {one.id: row for (row, _), one in zip(found, documents, strict=True) if counts[one.id] == 1}
         engine = FaissEngine(self.index, lambda ids: {name: rows[name] for name in ids if name in rows})
         return self._hit_explainer.hits(query, documents, explain, top=top, search=replace(search, engine=engine))
-
-    def _search(self, metric: Metric = UNKNOWN, surrogate: str | None = None) -> Search:
-        parts: dict[str, Any] = {"source": self._source, "embedder": self.embedder, "engine": FaissEngine(self.index)}
-        return Search(**parts, metric=metric, surrogate=surrogate)
 
     @property
     def _name(self) -> str:
