@@ -241,9 +241,9 @@ class FaissRetriever(ProcessBound):
         folder = Path(folder)
         manifest = read_manifest(folder)
         explainer = Explainer(manifest["model"]) if explainer is None else explainer
-        is_followed = isinstance(explainer, Embedder)
-        scorer = (HitExplainer(explainer).explainer if is_followed else explainer).scorer
-        name, built_with = explainer.name if is_followed else scorer.name, Probes.from_dict(manifest["probes"])
+        made = HitExplainer(explainer).explainer if isinstance(explainer, Embedder) else explainer
+        scorer, built_with = made.scorer, Probes.from_dict(manifest["probes"])
+        name = explainer.name if isinstance(explainer, Embedder) else scorer.name
         is_same = scorer.fingerprint == manifest["fingerprint"]
         if not is_same or not scorer.probes.distance(built_with) <= scorer.tolerance:
             raise InvalidInput(

@@ -295,10 +295,10 @@ def test_every_document_whose_vector_is_of_another_text_is_noticed_though_the_sc
 def test_rows_of_one_id_are_told_apart() -> None:
     index, _ = build("flat-ip")
     retriever = FaissRetriever(index, TEXTS, explainer(), ids=["one name"] * len(TEXTS))
-    rows, hits = retriever.search_rows(QUERY, 5)
-    assert rows == index.search(explainer().scorer.embed([QUERY], "query"), 5)[1][0].tolist()
+    rows, hits = retriever.search_rows(QUERY, 100)
+    assert rows == index.search(explainer().scorer.embed([QUERY], "query"), 100)[1][0].tolist()
     assert [hit.text for hit in hits] == [TEXTS[row] for row in rows]
-    assert [hit.explanation.surrogate for hit in hits.load() if hit.explanation] == [None] * 5
+    assert [hit.explanation.surrogate for hit in hits.load() if hit.explanation] == [None] * 100
 
 
 def test_an_embedder_embeds_the_queries_and_its_model_is_explained_as_it_uses_it() -> None:

@@ -1,4 +1,7 @@
-"""Why did the retriever return this document? Explanations for any LangChain retriever."""
+"""Why did the retriever return this document? Explanations for any LangChain retriever.
+
+`langchain_rag_explain.faiss` has one of its own, over a FAISS index.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -173,6 +173,12 @@ class FaissDocumentRetriever(HitRetriever):
         copied = super().__deepcopy__(memo)
         copied._made = None  # it searches the original's index
         return copied
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInput(
+            f"{type(self).__name__} cannot be pickled: use save(folder), and load(folder, embeddings) where it is "
+            "needed"
+        )
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         """What tracing calls this, in the words of LangChain's own stores."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -560,11 +562,13 @@ def test_what_is_refused_is_not_hidden_behind_an_error_of_pydantic() -> None:
             FaissDocumentRetriever.from_documents(wrong, hugging_face())  # type: ignore[arg-type]  # the mistake
 
 
-def test_copies_search_what_is_theirs() -> None:
+def test_copies_search_what_is_theirs_and_a_pickle_is_refused() -> None:
     retriever = FaissDocumentRetriever.from_documents(documents(), LocalEmbeddings(model()), k=2)
     for other in (copy(retriever), deepcopy(retriever), retriever.model_copy(update={"k": 1})):
         assert other.invoke(QUERY)[0] == retriever.invoke(QUERY)[0]
         assert explanation_of(other.invoke(QUERY)[0]).surrogate is None
+    with pytest.raises(InvalidInput, match=r"FaissDocumentRetriever cannot be pickled: use save\(folder\)"):
+        pickle.dumps(retriever)
     other = deepcopy(retriever)
     other.index.add(np.array([other.embeddings.embed_query(QUERY)], np.float32))
     other.documents.append("new")
@@ -595,6 +599,25 @@ def test_the_index_and_documents_of_an_archived_store_move_as_they_are(strategy:
     assert found == [document for document, _ in expected]
     assert [one.hit.score for one in found] == [float(score) for _, score in expected]  # type: ignore[attr-defined]
     assert {explanation_of(one).surrogate for one in found} == {None}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of langchain-community
+def test_the_code_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", readme.partition("## A FAISS index")[2].partition("\n## ")[0], re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code[0].replace("sentence-transformers/all-MiniLM-L6-v2", str(packaged_path())), names)
+    found = names["retriever"].invoke("the capital", k=2)  # the loaded one
+    assert [one.id for one in found] == ["berlin", "bees"]
+    printed = capsys.readouterr().out
+    assert "Honeybees" in printed
+    assert "bees 0.67" in printed
+    stores = pytest.importorskip("langchain_community.vectorstores")
+    names["store"] = stores.FAISS.from_documents(names["documents"], names["embeddings"])
+    exec(code[1], names)
+    assert names["retriever"].invoke("the capital") == names["store"].similarity_search("the capital")
 
 
 @pytest.mark.slow
