@@ -19,6 +19,7 @@ from rag_explain.errors import InvalidInput
 from rag_explain.explainer import Explainer
 from rag_explain.faiss import FaissRetriever
 from rag_explain.results.hits import Hits
+from rag_explain.retrieval import Embedder
 from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog bark at the moon?"
@@ -274,6 +275,51 @@ def test_an_index_of_another_model_is_noticed(caplog: pytest.LogCaptureFixture) 
     assert hit.explanation is not None
     assert "another model" in (hit.explanation.surrogate or "")
     assert "another model" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["flat-ip", "flat-l2", "hnsw-l2", "ivf-ip", "idmap2-l2"])
+def test_every_document_whose_vector_is_of_another_text_is_noticed_though_the_scores_are_alike(name: str) -> None:
+    index, ids = build(name)
+    if name == "ivf-ip":
+        index.make_direct_map()  # as an index that keeps its vectors within reach
+    index.reset()
+    other = explainer().scorer.embed([f"the old bridge: {text}" for text in TEXTS], "document")
+    index.add_with_ids(other, np.array(ids)) if "idmap" in name else index.add(other)
+    hits = FaissRetriever(index, dict(zip(ids, TEXTS, strict=True)), explainer()).search(QUERY, 20, explain="eager")
+    assert len(hits) == 20
+    for hit in hits:
+        assert hit.explanation is not None
+        assert "the index's vector of this document is not the one" in (hit.explanation.surrogate or "")
+
+
+def test_rows_of_one_id_are_told_apart() -> None:
+    index, _ = build("flat-ip")
+    retriever = FaissRetriever(index, TEXTS, explainer(), ids=["one name"] * len(TEXTS))
+    rows, hits = retriever.search_rows(QUERY, 100)
+    assert rows == index.search(explainer().scorer.embed([QUERY], "query"), 100)[1][0].tolist()
+    assert [hit.text for hit in hits] == [TEXTS[row] for row in rows]
+    assert [hit.explanation.surrogate for hit in hits.load() if hit.explanation] == [None] * 100
+
+
+def test_an_embedder_embeds_the_queries_and_its_model_is_explained_as_it_uses_it() -> None:
+    model = tiny(after=lambda: [Normalize()], dtype=torch.float32, prompts={"question": "paris? "})
+    index = faiss.IndexFlatIP(width())
+    index.add(model.encode(TEXTS))
+    calls: dict[Any, Any] = {
+        "query": lambda holder, text: holder.encode(text, prompt_name="question"),
+        "document": lambda holder, text: holder.encode(text),
+    }
+    retriever = FaissRetriever(index, TEXTS, Embedder(model, calls))
+    scores, rows = index.search(model.encode([QUERY], prompt_name="question"), 5)
+    hits = retriever.search(QUERY, 5)
+    assert [int(hit.id) for hit in hits] == rows[0].tolist()
+    assert [hit.score for hit in hits] == pytest.approx(scores[0].tolist(), abs=1e-6)
+    for hit in hits:
+        assert hit.explanation is not None
+        assert (hit.explanation.surrogate, hit.gap) == (None, pytest.approx(0.0, abs=1e-5))
+    beside = FaissRetriever(index, TEXTS, explainer(), embedder=Embedder(model, calls))
+    assert [hit.score for hit in beside.search(QUERY, 5)] == [hit.score for hit in hits]
+    assert repr(retriever) == "FaissRetriever(IndexFlatIP, 100 vectors, 'SentenceTransformer')"
 
 
 def test_precomputed_documents_are_explained_by_one_product_and_can_be_forgotten() -> None:

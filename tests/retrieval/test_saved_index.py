@@ -39,6 +39,14 @@ def test_saved_and_loaded_it_finds_the_same_and_holds_no_pickle(name: str, tmp_p
     ]
 
 
+def test_a_row_that_was_given_no_id_has_none_when_it_is_read_back(tmp_path: Path) -> None:
+    names: Any = ["a", None, "c"]
+    FaissRetriever.from_texts(TEXTS[:3], explainer(), ids=names).save(tmp_path)
+    loaded = FaissRetriever.load(tmp_path, explainer())
+    assert [document.id for document in loaded.rows().values()] == names
+    assert sorted(hit.id for hit in loaded.search(QUERY)) == ["1", "a", "c"]
+
+
 def test_a_damaged_or_foreign_index_is_refused(tmp_path: Path) -> None:
     FaissRetriever.from_texts(TEXTS, explainer()).save(tmp_path)
     with pytest.raises(InvalidInput, match="weights, settings or embeddings differ"):

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForRetrieverRun,
-    CallbackManagerForRetrieverRun,
-    adispatch_custom_event,
-    dispatch_custom_event,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from pydantic import Field, PrivateAttr
 
 from langchain_rag_explain._internals import tracing_parameters
-from langchain_rag_explain.documents import ExplainedDocument, reranked_score
+from langchain_rag_explain.documents import reranked_score
+from langchain_rag_explain.hits import NAME, HitRetriever
 from langchain_rag_explain.stores import (
     document_id,
     embedder_of,
@@ -29,7 +24,6 @@ from langchain_rag_explain.stores import (
     tells_scores,
 )
 from rag_explain.errors import InvalidInput
-from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
@@ -42,14 +36,11 @@ from rag_explain.retrieval import (
     retriever_reason,
 )
 
-logger = logging.getLogger("langchain_rag_explain")
-
-EVENT = "rag_explain.explanation"
 _BY_SIMILARITY = ("similarity", "similarity_score_threshold")
 _Scored = tuple[Document, float | None]
 
 
-class ExplainingRetriever(BaseRetriever):
+class ExplainingRetriever(HitRetriever):
     """The same documents in the same order, each with its explanation beside it.
 
         ExplainingRetriever(retriever=store.as_retriever())     # around any retriever
@@ -63,14 +54,6 @@ class ExplainingRetriever(BaseRetriever):
     explainer: Any = None
     """An Explainer, or a model to make one from; None: the SentenceTransformer inside the store's embeddings, with the
     prompts, instructions and dimensions that they use."""
-    explain: Any = "lazy"
-    """"lazy", "eager" or "off"; also `invoke(query, explain=...)`."""
-    top: int | None = None
-    """Only the first `top` documents get an explanation; None: all. Also `invoke(query, top=...)`."""
-    time_limit: float | None = None
-    """Seconds that eager explanations of one query may take."""
-    unit: Any = None
-    """"token", "word" or "sentence"; None: by words when looked at, by sentences where explanations are eager."""
     k: int | None = None
     """How many documents; None: what the retriever or the store returns by default."""
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -79,8 +62,6 @@ class ExplainingRetriever(BaseRetriever):
     """What the store's scores are, by the name of a `rag_explain.results.metric.Metric`; None: found out."""
     surrogate: str | bool | None = None
     """Why the documents were not chosen by this encoder's similarity alone; False: they were; None: found out."""
-    metadata_key: str | None = None
-    """Where eager explanations also go into the documents' metadata, as plain data; None: nowhere."""
 
     _hit_explainer: HitExplainer = PrivateAttr()
     _engine: Engine | None = PrivateAttr(default=None)  # as it was in the last search: it may have asked a server
@@ -97,9 +78,7 @@ class ExplainingRetriever(BaseRetriever):
                 f"no SentenceTransformer was found in {type(self.retriever or self.vectorstore).__name__}: "
                 "pass explainer=Explainer(model) with the model that embeds its documents"
             )
-        self._hit_explainer = HitExplainer(
-            explain=self.explain, top=self.top, time_limit=self.time_limit, unit=self.unit
-        )
+        self._hit_explainer = HitExplainer(**self._modes())
         self._hit_explainer.prepare(search)
 
     def _search(self) -> Search:
@@ -146,12 +125,7 @@ class ExplainingRetriever(BaseRetriever):
             scored = list(self.vectorstore.similarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
         hits = self._hit_explainer.hits(query, _found(scored), explain, top=top, search=self._search())
-        if run_manager.handlers:
-            try:
-                dispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
-            except Exception as error:
-                logger.warning("the explanation event was not sent: %s: %s", type(error).__name__, error)
-        return self._documents(scored, hits)
+        return self._delivered(query, [document for document, _ in scored], hits, run_manager)
 
     async def _aget_relevant_documents(
         self,
@@ -172,24 +146,13 @@ class ExplainingRetriever(BaseRetriever):
             scored = list(await self.vectorstore.asimilarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
         hits = await self._hit_explainer.ahits(query, _found(scored), explain, top=top, search=self._search())
-        if run_manager.handlers:
-            try:
-                await adispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
-            except Exception as error:
-                logger.warning("the explanation event was not sent: %s: %s", type(error).__name__, error)
-        return self._documents(scored, hits)
+        return await self._adelivered(query, [document for document, _ in scored], hits, run_manager)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         options = {**self.search_kwargs, **kwargs}
         if self.k is not None:
             options.setdefault("k", self.k)
         return options
-
-    def _documents(self, scored: Sequence[_Scored], hits: Hits) -> list[Document]:
-        return [
-            ExplainedDocument.beside(document, hit, self.metadata_key)
-            for (document, _), hit in zip(scored, hits, strict=True)
-        ]
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         """What tracing calls this: the wrapped retriever's own parameters, under our name."""
@@ -198,7 +161,7 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             inner = self.vectorstore.as_retriever()
         params = tracing_parameters(inner, **kwargs)
-        params["ls_retriever_name"] = "rag_explain"
+        params["ls_retriever_name"] = NAME
         return params
 
     # ------------------------------------------------------------------ the cache
@@ -271,10 +234,6 @@ def _found(scored: Iterable[_Scored]) -> Iterator[RetrievedDocument]:
             score=None if score is None else float(score),
             metadata=document.metadata,
         )
-
-
-def _event(query: str, hits: Hits) -> dict[str, Any]:
-    return {"query": query, "hits": [hit.to_dict() for hit in hits]}
 
 
 def _surrogate(retriever: BaseRetriever | None) -> str | None:

@@ -18,6 +18,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from langchain_rag_explain import ExplainingRetriever, ExplanationLogHandler
+from langchain_rag_explain.faiss import FaissDocumentRetriever
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
 
@@ -45,13 +46,6 @@ def hugging_face(model: SentenceTransformer, folder: Path) -> Embeddings:
     module = pytest.importorskip("langchain_huggingface")
     model.save(str(folder), create_model_card=False)
     made: Embeddings = module.HuggingFaceEmbeddings(model_name=str(folder), model_kwargs={"device": "cpu"})
-    return made
-
-
-def faiss(embeddings: Embeddings) -> VectorStore:
-    made: VectorStore = pytest.importorskip("langchain_community.vectorstores").FAISS.from_texts(
-        TEXTS, embeddings, ids=IDS
-    )
     return made
 
 
@@ -98,7 +92,7 @@ def streamed(chain: Runnable[Any, Any], query: str, config: Any) -> str:
 
 
 def answered(
-    retriever: ExplainingRetriever, log: ExplanationLog, ask: Callable[..., str] = invoked
+    retriever: Runnable[Any, Any], log: ExplanationLog, ask: Callable[..., str] = invoked
 ) -> tuple[Encodes, list[Record]]:
     """What all models read while every query is answered and logged, and the records."""
     chain, config = chain_of(retriever), {"callbacks": [ExplanationLogHandler(log)]}
@@ -144,11 +138,24 @@ def test_a_chain_that_explains_and_logs_every_answer_encodes_no_document(
 
 
 @pytest.mark.parametrize("wrap", [around, with_scores])
-@pytest.mark.parametrize("store_of", [in_memory, faiss, chroma])
+@pytest.mark.parametrize("store_of", [in_memory, chroma])
 def test_nor_do_real_stores_with_hugging_face_embeddings(
     model: SentenceTransformer, log: ExplanationLog, tmp_path: Path, store_of: Any, wrap: Any
 ) -> None:
     retriever = wrap(store_of(hugging_face(model, tmp_path / "model")))
+    assert retriever.precompute(progress=False).built == len(TEXTS)
+    seen, records = answered(retriever, log)
+    check_only_queries_were_read(seen, model)
+    check_explanations(records)
+
+
+@pytest.mark.parametrize("explain", ["eager", "lazy"])
+def test_nor_does_a_faiss_index_with_hugging_face_embeddings(
+    model: SentenceTransformer, log: ExplanationLog, tmp_path: Path, explain: str
+) -> None:
+    documents = [Document(text, id=name) for name, text in zip(IDS, TEXTS, strict=True)]
+    embeddings = hugging_face(model, tmp_path / "model")
+    retriever = FaissDocumentRetriever.from_documents(documents, embeddings, k=TOP, explain=explain)
     assert retriever.precompute(progress=False).built == len(TEXTS)
     seen, records = answered(retriever, log)
     check_only_queries_were_read(seen, model)

@@ -26,7 +26,7 @@ from langchain_core.runnables import ConfigurableField, RunnableLambda, Runnable
 from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.context import collect_runs
 from langchain_core.tracers.schemas import Run
-from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from langchain_rag_explain import EVENT, ExplainedDocument, ExplainingRetriever, get_explanation
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
@@ -414,17 +414,24 @@ def test_the_faiss_store_of_langchain_community(strategy: str) -> None:
     assert {key: value.model_dump_json() for key, value in made.docstore._dict.items()} == before
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_factors_are_kept_from_documents_and_from_stores() -> None:
+def check_factors_are_kept(base: VectorStore, documents: list[Document] | None, count: int) -> None:
+    with Explainer(model()) as explainer:
+        wrapped = ExplainingRetriever(vectorstore=base, explainer=explainer, k=3, explain="eager")
+        assert wrapped.precompute(documents, progress=False).built == count
+        paths = [get_explanation(one).provenance["path"] for one in wrapped.invoke(QUERY)]  # type: ignore[union-attr]
+        assert paths == ["memory"] * 3
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of langchain-community
+def test_factors_are_kept_from_the_faiss_store_of_langchain_community() -> None:
     stores = pytest.importorskip("langchain_community.vectorstores")
+    check_factors_are_kept(stores.FAISS.from_texts(TEXTS, LocalEmbeddings(model())), None, len(TEXTS))
+
+
+def test_factors_are_kept_from_documents_and_from_a_store() -> None:
     documents = store().similarity_search(QUERY, k=3)
-    faiss_store = stores.FAISS.from_texts(TEXTS, LocalEmbeddings(model()))
-    for base, source, count in ((store(), documents, 3), (store(), None, len(TEXTS)), (faiss_store, None, len(TEXTS))):
-        with Explainer(model()) as explainer:
-            wrapped = ExplainingRetriever(vectorstore=base, explainer=explainer, k=3, explain="eager")
-            assert wrapped.precompute(source, progress=False).built == count
-            paths = [get_explanation(one).provenance["path"] for one in wrapped.invoke(QUERY)]  # type: ignore[union-attr]
-            assert paths == ["memory"] * 3
+    check_factors_are_kept(store(), documents, 3)
+    check_factors_are_kept(store(), None, len(TEXTS))
     unlisted = ExplainingRetriever(retriever=Static(documents=documents), explainer=Explainer(model()))
     with pytest.raises(InvalidInput, match="Static has no vector store: pass the documents to precompute"):
         unlisted.precompute()
@@ -456,9 +463,8 @@ def test_copies_of_a_retriever_explain_and_a_pickle_is_refused() -> None:
         pickle.dumps(retriever)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_model_of_hugging_face_embeddings_is_found(tmp_path: Any) -> None:
-    embeddings = pytest.importorskip("langchain_community.embeddings")
+    embeddings = pytest.importorskip("langchain_huggingface")
     model().save(str(tmp_path / "model"), create_model_card=False)
     made = InMemoryVectorStore(embeddings.HuggingFaceEmbeddings(model_name=str(tmp_path / "model")))
     made.add_texts(TEXTS)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from langchain_classic.retrievers import (
@@ -147,6 +148,7 @@ def test_what_only_leaves_documents_out_is_named_and_is_no_other_ranking(wrapped
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of langchain-community, which the filter is built from
 def test_copies_without_ids_are_known_by_their_text(wrapped, store, log):
+    pytest.importorskip("langchain_community.document_transformers")
     documents, record = run(compressed(wrapped, EmbeddingsFilter(embeddings=LocalEmbeddings(tiny("bert")), k=3)), log)
     assert not any(isinstance(document, ExplainedDocument) for document in documents)
     assert [hit.text for hit in record.hits] == [document.page_content for document in documents]
@@ -266,7 +268,6 @@ def test_documents_that_this_chain_did_not_find_are_no_stage_of_it(wrapped, log)
     assert all(names(hit) == [("InMemoryVectorStore", "search")] for hit in record.hits)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of langchain-community
 @pytest.mark.parametrize("metric", [None, "cosine"])
 @pytest.mark.parametrize(
     ("search_type", "options"),
@@ -274,8 +275,10 @@ def test_documents_that_this_chain_did_not_find_are_no_stage_of_it(wrapped, log)
 )
 def test_scores_of_other_searches_are_no_similarities(store, search_type, options, metric):
     if search_type == "similarity_score_threshold":  # the store in memory has no relevance scores
-        faiss = pytest.importorskip("langchain_community.vectorstores").FAISS
-        store = faiss.from_texts(CORPUS, LocalEmbeddings(tiny("bert")), normalize_L2=True)
+        kind = pytest.importorskip("langchain_chroma").Chroma
+        space = {"hnsw:space": "cosine"}
+        store = kind(uuid4().hex, LocalEmbeddings(tiny("bert")), collection_metadata=space)
+        store.add_texts(CORPUS)
     base = store.as_retriever(search_type=search_type, search_kwargs=options)
     found = ExplainingRetriever(retriever=base, metric=metric).invoke(QUERY)
     assert found == base.invoke(QUERY)

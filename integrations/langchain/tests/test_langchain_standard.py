@@ -10,8 +10,9 @@ standard = pytest.importorskip("langchain_tests.integration_tests")
 
 from langchain_core.retrievers import BaseRetriever  # noqa: E402
 from langchain_rag_explain import ExplainingRetriever  # noqa: E402
+from langchain_rag_explain.faiss import FaissDocumentRetriever  # noqa: E402
 
-from integrations.langchain.tests.test_langchain_retrievers import QUERY, store  # noqa: E402
+from integrations.langchain.tests.test_langchain_retrievers import QUERY, TEXTS, model, store  # noqa: E402
 
 
 class TestAroundARetriever(standard.RetrieversIntegrationTests):  # type: ignore[misc,name-defined]
@@ -32,3 +33,14 @@ class TestAroundAVectorStore(TestAroundARetriever):
     @property
     def retriever_constructor_params(self) -> dict[str, Any]:
         return {"vectorstore": store(), "explain": "eager"}
+
+
+class TestOverAFaissIndex(TestAroundARetriever):
+    @property
+    def retriever_constructor(self) -> type[BaseRetriever]:
+        return FaissDocumentRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        built = FaissDocumentRetriever.from_documents(TEXTS, model())
+        return {"index": built.index, "documents": built.documents, "embeddings": model()}

@@ -114,13 +114,14 @@ def test_what_the_embeddings_do_is_what_is_explained(package: str, options: dict
 
 
 def test_prompts_that_the_embeddings_used_are_tokens_of_their_own() -> None:
-    embeddings = embeddings_of("bge", saved(), query_instruction="where: ", embed_instruction="the capital: ")
+    prompts = {"encode_kwargs": {"prompt": "the capital: "}, "query_encode_kwargs": {"prompt": "where: "}}
+    embeddings = embeddings_of("huggingface", saved(), **prompts)
     (_, explanation) = explained(
         ExplainingRetriever(vectorstore=filled(InMemoryVectorStore(embeddings)), unit="token")
     )[0]
     assert "prompt" in {token.part for token in explanation.query_tokens}
     assert "prompt" in {token.part for token in explanation.document_tokens}
-    plain = embeddings_of("community", saved())
+    plain = embeddings_of("huggingface", saved())
     (_, explanation) = explained(ExplainingRetriever(vectorstore=filled(InMemoryVectorStore(plain)), unit="token"))[0]
     assert "prompt" not in {token.part for token in (*explanation.query_tokens, *explanation.document_tokens)}
 
@@ -291,7 +292,7 @@ def test_chroma_lists_its_documents_for_precompute() -> None:
 
 def test_embeddings_with_a_cache_around_them_are_seen_without_filling_it() -> None:
     classic, kept = pytest.importorskip("langchain_classic.embeddings"), InMemoryByteStore()
-    inner = embeddings_of("bge", saved(), query_instruction="where: ")
+    inner = embeddings_of("huggingface", saved(), query_encode_kwargs={"prompt": "where: "})
     cached = classic.CacheBackedEmbeddings.from_bytes_store(inner, kept, key_encoder="sha256")
     wrapped = ExplainingRetriever(vectorstore=filled(InMemoryVectorStore(cached)))
     before = dict(kept.store)
