@@ -5,8 +5,8 @@
 Every outermost run becomes one record: the question it was given, the documents its retrievers returned, and the final
 answer. Runs are told apart by their ids, never by time or thread, so any number of them may be under way at once.
 
-A LangGraph run that was interrupted is a record without an answer. The run that resumes its thread with the same handler
-is another one: it goes on with the question and the documents of the first.
+A LangGraph run that was interrupted is a record without an answer. The run that resumes its thread with the same
+handler is another one: it goes on with the question and the documents of the first.
 """
 
 from __future__ import annotations
@@ -248,8 +248,9 @@ class ExplanationLogHandler(BaseCallbackHandler):
     def _record(self, run_id: UUID, answer: _Answer, outputs: Any, failure: Mapping[str, Any]) -> None:
         if not answer.retrievals:
             return
-        # A run that goes on with a state from elsewhere is given no question: it stands in the state.
-        known = outputs if _resumes(answer.inputs) else answer.inputs
+        # A graph that goes on from a checkpoint is given no question: it stands in the state.
+        is_resumed = bool(answer.nodes) and _resumes(answer.inputs) and isinstance(outputs, Mapping)
+        known = outputs if is_resumed else answer.inputs
         text = None
         if not answer.is_interrupted:
             text = self._answer.find(outputs, lambda name: answer.is_own(name, outputs))

@@ -224,6 +224,7 @@ def test_a_question_that_the_chain_rewrote_is_kept_beside_the_hit(retriever, log
         ("asked", AIMessage("", tool_calls=[CALL]), ("asked", None)),
         ("asked", [HumanMessage("asked")], ("asked", None)),
         ("asked", None, ("asked", None)),
+        (None, "said", ("the cat", "said")),
     ],
 )
 def test_questions_and_answers_come_in_many_shapes(retriever, log, given, gives, expected):
