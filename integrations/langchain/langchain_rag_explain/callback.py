@@ -65,6 +65,7 @@ class _Answer:
     staged: StagedHits = field(default_factory=StagedHits)
     thread: str | None = None  # LangGraph's
     is_interrupted: bool = False
+    earlier: frozenset[UUID] = frozenset()  # the retrievals of the run that this one resumes
     nodes: set[UUID] = field(default_factory=set)  # where this is the run of a graph: those of its nodes
     written: set[str] = field(default_factory=set)  # what the nodes wrote into the state
 
@@ -149,7 +150,7 @@ class ExplanationLogHandler(BaseCallbackHandler):
         **more: Any,
     ) -> None:
         """A tool begins; a retriever may run inside it."""
-        self._begin(run_id, parent_run_id, input_str, more)
+        self._begin(run_id, parent_run_id, more.get("inputs") or input_str, more)
 
     def on_retriever_start(
         self, serialized: dict[str, Any], query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any
@@ -233,7 +234,7 @@ class ExplanationLogHandler(BaseCallbackHandler):
         unanswered = None if thread is None else self._unanswered.close(thread)
         if unanswered is None or not _resumes(inputs):
             return _Answer(inputs, tags, thread=thread)
-        return replace(unanswered, tags=tags, is_interrupted=False)
+        return replace(unanswered, tags=tags, is_interrupted=False, earlier=frozenset(unanswered.retrievals))
 
     def _end(self, run_id: UUID, outputs: Any, failure: Mapping[str, Any], inputs: Any = None) -> None:
         answer = self._runs.close(run_id)
@@ -331,8 +332,11 @@ def _keys(document: Document) -> Sequence[Hashable]:
 
 def _hits(answer: _Answer) -> list[Hit]:
     """The documents of the outermost retrievers, which the chain saw; explanations may come from inner ones."""
-    outermost = (retrieval for retrieval in answer.retrievals.values() if retrieval.outer is None)
-    found = ((retrieval.query, both) for retrieval in outermost for both in retrieval.found)
+    outermost = {run: retrieval for run, retrieval in answer.retrievals.items() if retrieval.outer is None}
+    # A node that was interrupted runs anew from its beginning, and asks the same again.
+    again = {(one.query, one.name) for run, one in outermost.items() if run not in answer.earlier}
+    told = (one for run, one in outermost.items() if run not in answer.earlier or (one.query, one.name) not in again)
+    found = ((retrieval.query, both) for retrieval in told for both in retrieval.found)
     return [
         _bare(document, rank, query) if hit is None else replace(hit, rank=rank)
         for rank, (query, (document, hit)) in enumerate(found, 1)

@@ -253,6 +253,13 @@ def test_a_tool_of_an_agent(retriever, log):
     assert record.explained == 2
 
 
+def test_a_tool_on_its_own(retriever, log):
+    tool = create_retriever_tool(retriever, "search", "finds", response_format="content_and_artifact")
+    content = tool.invoke({"query": "the cat"}, {"callbacks": [ExplanationLogHandler(log)]})
+    record = only(log)
+    assert (record.query, record.answer, record.explained) == ("the cat", content, 2)
+
+
 def test_explanations_are_found_inside_other_retrievers(retriever, log):
     Around(inner=retriever).invoke("the cat", config={"callbacks": [ExplanationLogHandler(log)]})
     record = only(log)

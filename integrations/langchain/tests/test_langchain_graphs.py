@@ -22,7 +22,7 @@ from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
-from integrations.langchain.tests.test_langchain_callback import Static, only
+from integrations.langchain.tests.test_langchain_callback import WORDS, Static, only
 from rag_explain.log import ExplanationLog, Record
 
 QUESTION = "why did the dog bark?"
@@ -269,6 +269,67 @@ def test_a_resumed_run_goes_on_with_question_and_sources(retriever, log, handler
     assert [hit.id for hit in records[2].hits] == [hit.id for hit in records[0].hits]
     assert [record.explained for record in records] == [2] * 4
     assert [record.metadata.get("interrupted", False) for record in (records[0], records[2])] == marks
+
+
+def test_what_a_node_asked_before_it_was_interrupted_is_told_once(retriever, log, handler):
+    def one(state: State) -> Any:
+        return {"context": [one.id for one in retriever.invoke("the sun")]}
+
+    def other(state: State) -> Any:
+        found = retriever.invoke("the cat")
+        return {"generation": f"{interrupt('how many?')} of {len(found)}"}
+
+    graph = graph_of(State, one, other, checkpointer=InMemorySaver())
+    config = {"callbacks": [handler], "configurable": {"thread_id": "one"}}
+    graph.invoke({"question": QUESTION}, config)
+    graph.invoke(Command(resume="one"), config)
+    first, second = log.records()
+    assert (told(first), told(second)) == ((QUESTION, None), (QUESTION, "one of 2"))
+    for record in (first, second):
+        assert [record.asked(index) for index in range(4)] == ["the sun", "the sun", "the cat", "the cat"]
+        assert [hit.rank for hit in record.hits] == [1, 2, 3, 4]
+
+
+def test_a_run_that_failed_and_is_tried_again_goes_on_with_its_sources(retriever, log, handler):
+    failures = [ZeroDivisionError()]
+
+    def retrieve(state: State) -> Any:
+        return {"context": [one.id for one in retriever.invoke("the cat")]}
+
+    def generate(state: State) -> Any:
+        if failures:
+            raise failures.pop()
+        return {"generation": "said"}
+
+    graph = graph_of(State, retrieve, generate, checkpointer=InMemorySaver())
+    config = {"callbacks": [handler], "configurable": {"thread_id": "one"}}
+    with pytest.raises(ZeroDivisionError):
+        graph.invoke({"question": QUESTION}, config)
+    graph.invoke(None, config)
+    assert [told(record) for record in log.records()] == [(QUESTION, None), (QUESTION, "said")]
+    assert [record.explained for record in log.records()] == [2, 2]
+
+
+def test_many_threads_at_once_are_interrupted_and_resumed_each_with_its_own(retriever, log, handler):
+    graph = interrupted_graph(retriever)
+
+    async def talk(word: str) -> None:
+        config = {"callbacks": [handler], "configurable": {"thread_id": word}}
+        await graph.ainvoke({"question": word}, config)
+        await graph.ainvoke(Command(resume="yes"), config)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(talk(word) for word in WORDS[:20]))
+
+    asyncio.run(all_of_them())
+    answered = {record.query: record for record in log.records() if record.answer is not None}
+    assert sorted(answered) == sorted(WORDS[:20])
+    for word, record in answered.items():
+        assert record.answer == "said"
+        assert record.metadata["langgraph_thread_id"] == word
+        assert [record.asked(index) for index in range(2)] == [f"{word} moon"] * 2
+        assert [hit.id for hit in record.hits] == [found.id for found in retriever.invoke(f"{word} moon")]
+    assert len(handler._runs) == len(handler._unanswered) == 0
 
 
 def test_a_run_resumed_elsewhere_finds_its_question_in_the_state(retriever, log):
