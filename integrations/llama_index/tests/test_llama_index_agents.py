@@ -22,6 +22,7 @@ from llama_index.retrievers.rag_explain import ExplainingRetriever, log_queries
 
 from integrations.llama_index.tests.test_llama_index_log import WORDS, Copying, Static, engine_of, only
 from rag_explain.log import ExplanationLog, Record
+from tests.support.models import CORPUS
 
 # LlamaIndex looks for the steps of an agent among all attributes of a pydantic model, deprecated ones included.
 pytestmark = [
@@ -107,7 +108,7 @@ def retriever(index: VectorStoreIndex) -> ExplainingRetriever:
 
 def tools_of(retriever: Any, **options: Any) -> list[Any]:
     search = QueryEngineTool(engine_of(retriever, **options), metadata=ToolMetadata(name="search", description="finds"))
-    fetch = RetrieverTool(retriever, metadata=ToolMetadata(name="fetch", description="finds"))
+    fetch = RetrieverTool(retriever, metadata=ToolMetadata(name="fetch", description="finds"), **options)
     other = RetrieverTool(Static(), metadata=ToolMetadata(name="other", description="finds"))
     return [search, fetch, other]
 
@@ -168,19 +169,24 @@ def test_an_agent_is_one_record_of_its_own_question_and_answer_and_of_all_source
     assert record.metadata == {"app": "test"}
 
 
-def test_tool_calls_at_once_keep_their_own_sources(index, log):
+@pytest.mark.parametrize("name", ["search", "fetch"])
+def test_tool_calls_at_once_keep_their_own_sources(index, log, name):
     class Slow(Copying):
         async def _apostprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
             await asyncio.sleep(random.random() * 0.02)
             return self._postprocess_nodes(nodes)
 
-    retriever = ExplainingRetriever(index.as_retriever(similarity_top_k=10))  # all find the same nodes
+    retriever = ExplainingRetriever(index.as_retriever(similarity_top_k=len(CORPUS)))  # all find the same nodes
     words = WORDS[:6]
     tools = tools_of(retriever, node_postprocessors=[Slow()])
+    made_of = fetched if name == "fetch" else str
     with log_queries(log):
-        ask(agent_of(retriever, [("search", word) for word in words], tools=tools), user_msg=QUESTION)
+        ask(agent_of(retriever, [(name, word) for word in words], tools=tools), user_msg=QUESTION)
     record = only(log)
-    assert sorted(found(record)) == sorted(expected(retriever, *words))
+    for word in words:
+        own = [both for both in found(record) if both[0] == made_of(word)]
+        assert own == expected(retriever, made_of(word))[::-1]
+    assert len(record.hits) == len(CORPUS) * len(words)
     assert record.explained == len(record.hits)
     for index_, hit in enumerate(record.hits):
         assert hit.explanation.query == record.asked(index_)

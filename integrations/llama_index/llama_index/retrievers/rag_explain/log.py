@@ -31,6 +31,7 @@ from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.tools import BaseTool
 from llama_index.core.workflow import StopEvent, Workflow
 from llama_index.retrievers.rag_explain.base import ExplainingRetriever
 from llama_index.retrievers.rag_explain.messages import answered, asked
@@ -114,11 +115,11 @@ class _Queries:
             lambda run: self._record(run.state.answer, None, run.state.response.source_nodes, NEVER_ENDED)
         )
 
-    def enter(self, span: str, parent: str | None, *, is_retriever: bool) -> None:
-        """A span inside a query belongs to it; others are of no interest."""
+    def enter(self, span: str, parent: str | None, *, is_apart: bool) -> None:
+        """A span inside a query belongs to it; others are of no interest. What one that is apart finds stays in it."""
         self._open.join(span, parent)
         with self._open.outermost(span) as outermost:
-            if outermost is not None and is_retriever:
+            if outermost is not None and is_apart:
                 outermost.state.staged.enter(span)
 
     def begin(self, span: str, query: str) -> None:
@@ -150,7 +151,7 @@ class _Queries:
                 hits = answer.hits(nodes, stage, run, outer)
                 if span in answer.asked:
                     answer.asked[span].nodes, answer.asked[span].hits = nodes, hits
-                elif run is None:
+                elif answer.asked.keys().isdisjoint(outermost.around(span)):
                     answer.step(nodes, hits)
 
     def end(self, span: str, text: str | None, nodes: Sequence[NodeWithScore], error: str | None = None) -> None:
@@ -312,7 +313,7 @@ class _Spans(BaseSpanHandler[BaseSpan]):
         tags: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._queries.enter(id_, parent_span_id, is_retriever=isinstance(instance, BaseRetriever))
+        self._queries.enter(id_, parent_span_id, is_apart=isinstance(instance, BaseRetriever | BaseTool))
         if _is_chat(id_, instance):
             given = bound_args.kwargs.get("message", bound_args.args[0] if bound_args.args else "")
             self._queries.begin(id_, str(given))
