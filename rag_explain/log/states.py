@@ -44,6 +44,8 @@ class Lookup:
 
     def find(self, state: Any, counts: Callable[[str], bool] = lambda name: True) -> str | None:
         """The text, as far as it can be told; `counts` says of a name whether what stands there is of this run."""
+        if state is None:  # it failed, or gives nothing
+            return None
         try:
             if callable(self.key):
                 return self._text(self.key(state))

@@ -66,6 +66,11 @@ def test_the_users_key_is_the_only_one_that_is_looked_at():
     assert lookup(lambda state: state["final"]["text"]).find({"final": {"text": "said"}}) == "said"
 
 
+def test_a_function_is_not_asked_about_nothing(caplog):
+    assert lookup(lambda state: state["final"]).find(None) is None
+    assert not caplog.text
+
+
 def test_what_is_not_of_this_run_does_not_count():
     state = {"answer": "of an earlier turn", "response": "said"}
     assert lookup().find(state, lambda name: name != "answer") == "said"

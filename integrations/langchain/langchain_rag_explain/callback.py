@@ -63,7 +63,7 @@ class _Answer:
     retrievals: dict[UUID, _Retrieval] = field(default_factory=dict)
     names: dict[UUID, str] = field(default_factory=dict)  # of all runs
     staged: StagedHits = field(default_factory=StagedHits)
-    thread: str | None = None  # LangGraph's
+    thread: str | int | None = None  # LangGraph's
     is_interrupted: bool = False
     earlier: frozenset[UUID] = frozenset()  # the retrievals of the run that this one resumes
     nodes: set[UUID] = field(default_factory=set)  # where this is the run of a graph: those of its nodes
@@ -130,7 +130,7 @@ class ExplanationLogHandler(BaseCallbackHandler):
         self._answer = Lookup("answer_key", answer_key, ANSWER_KEYS, answered)
         self._runs: OpenRuns[UUID, _Answer] = OpenRuns(self._give_up)
         # By thread: the last run, which has ended without an answer and may be resumed.
-        self._unanswered: OpenRuns[str, _Answer] = OpenRuns(lambda run: None, limit=_MAX_UNANSWERED)
+        self._unanswered: OpenRuns[str | int, _Answer] = OpenRuns(lambda run: None, limit=_MAX_UNANSWERED)
 
     # ------------------------------------------------------------------ LangChain calls these
 
@@ -231,6 +231,7 @@ class ExplanationLogHandler(BaseCallbackHandler):
     def _opened(self, inputs: Any, more: Mapping[str, Any]) -> _Answer:
         thread = (more.get("metadata") or {}).get("thread_id")
         tags = list(more.get("tags") or [])
+        thread = thread if isinstance(thread, str | int) else None
         unanswered = None if thread is None else self._unanswered.close(thread)
         if unanswered is None or not _resumes(inputs):
             return _Answer(inputs, tags, thread=thread)
@@ -247,7 +248,7 @@ class ExplanationLogHandler(BaseCallbackHandler):
         self._record(run.key, run.state, None, {"error": NEVER_ENDED})
 
     def _record(self, run_id: UUID, answer: _Answer, outputs: Any, failure: Mapping[str, Any]) -> None:
-        if not answer.retrievals:
+        if not answer.retrievals and not answer.is_interrupted:
             return
         # A graph that goes on from a checkpoint is given no question: it stands in the state.
         is_resumed = bool(answer.nodes) and _resumes(answer.inputs) and isinstance(outputs, Mapping)
@@ -257,6 +258,8 @@ class ExplanationLogHandler(BaseCallbackHandler):
             text = self._answer.find(outputs, lambda name: answer.is_own(name, outputs))
         if text is None and answer.thread is not None:
             self._unanswered.open(answer.thread, answer)
+        if not answer.retrievals:
+            return
         with _traced(run_id):
             self.log.record(
                 query=self._question.find(known) or next(iter(answer.retrievals.values())).query,

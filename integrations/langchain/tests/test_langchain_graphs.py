@@ -343,6 +343,20 @@ def test_a_run_resumed_elsewhere_finds_its_question_in_the_state(retriever, log)
     assert told(only(log)) == (QUESTION, "2 found")
 
 
+def test_a_run_that_was_interrupted_before_it_asked_anything_keeps_its_question(retriever, log, handler):
+    @entrypoint(checkpointer=InMemorySaver())
+    def ask(question: str) -> str:
+        return f"{len(retriever.invoke(interrupt('what shall I search?')))} found"
+
+    config = {"callbacks": [handler], "configurable": {"thread_id": "one"}}
+    ask.invoke(QUESTION, config)
+    assert not list(log.records())
+    ask.invoke(Command(resume="the cat"), config)
+    record = only(log)
+    assert told(record) == (QUESTION, "2 found")
+    assert record.asked(0) == "the cat"
+
+
 # ---------------------------------------------------------------------- messages
 
 
