@@ -15,7 +15,7 @@ _LOGGER = logging.getLogger("rag_explain.log")
 
 # Where a text stands in a state: under a name, or where a function of the state finds it.
 Key = str | Callable[[Any], Any]
-# The names under which it is looked for unless the user says where it stands: the first that holds anything decides.
+# The names under which it is looked for unless the user says where it stands: the first that holds a text.
 QUESTION_KEYS = ("question", "query", "input", "messages")
 ANSWER_KEYS = ("answer", "output", "result", "generation", "response", "messages")
 _FIELDS = ("model_fields", "__dataclass_fields__", "__attrs_attrs__", "_fields")  # pydantic, dataclass, attrs, tuple
@@ -51,7 +51,8 @@ class Lookup:
                 return self._text(self.key(state))
             return self._text(state, [name for name in ([self.key] if self.key else self.names) if counts(name)])
         except Exception as error:  # the user's function, or a state that cannot be read
-            _LOGGER.warning("%s: nothing can be told from a %s: %r", self.option, type(state).__name__, error)
+            kinds = type(state).__name__, type(error).__name__  # a message may quote the text
+            _LOGGER.warning("%s: nothing can be told from a %s: %s", self.option, *kinds)
             return None
 
     def _text(self, state: Any, names: Sequence[str] | None = None) -> str | None:

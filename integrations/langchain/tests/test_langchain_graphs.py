@@ -145,7 +145,7 @@ def test_a_function_of_the_users_that_fails_costs_only_the_text_and_is_said(retr
     handler = ExplanationLogHandler(log, answer_key=lambda state: state["nowhere"])
     odd_graph(retriever).invoke({"topic": QUESTION}, {"callbacks": [handler]})
     assert told(only(log)) == ("the cat", None)
-    assert "answer_key: nothing can be told from a dict: KeyError('nowhere')" in caplog.text
+    assert "answer_key: nothing can be told from a dict: KeyError" in caplog.text
 
 
 def test_what_an_earlier_turn_left_in_the_state_is_no_answer_of_this_one(retriever, log, handler):
