@@ -40,7 +40,7 @@ LAYERS = """
     retrieval.saved_index
     retrieval.faiss retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
-    log.writer log.lookup log.runs log.verify log.diff log
+    log.writer log.lookup log.runs log.states log.verify log.diff log
     render.sentences render.palette render.blocks
     render.views.explanation render.views.highlights render.views.hits render.views.contrast render.views.comparison
     render.views.evidence render.views

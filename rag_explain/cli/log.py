@@ -118,6 +118,8 @@ def _hit_lines(hit: LoggedHit, count: int) -> Iterator[str]:
     score = "no score" if hit.score is None else f"{hit.score:.4f}"
     name = one_line(hit.id, 80) or "(erased)"
     yield f"{hit.rank}. {name}  {one_line(hit.metric, 40)} {score}  {one_line(hit.text, 80)}"
+    if hit.query is not None:
+        yield f"   found by asking: {one_line(hit.query, 300)}"
     if ranked(hit.stages):
         yield f"   {one_line(ranked(hit.stages), 300)}"
     why = hit.explanation

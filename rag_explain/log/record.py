@@ -84,7 +84,7 @@ class LoggedHit:
     reason: str | None
     text: str | None = None
     text_hash: str | None = None
-    query: str | None = None  # where a chain rewrote the record's query: what the retriever was asked
+    query: str | None = None  # where it is not the record's query (a chain or an agent): what the retriever was asked
     query_hash: str | None = None
     around: tuple[str, str] | None = None  # what was embedded before and after the text
     around_hash: str | None = None  # of both with a zero byte between
@@ -98,7 +98,7 @@ class LoggedHit:
         why = hit.brief() if compute else hit.peek()
         left = hit.brief_handle if compute else hit.handle
         # The texts into which the explanation's offsets point: a chain may have rewritten the query.
-        asked = query if why is None or why.query is None else why.query
+        asked = (None if why is None else why.query) or hit.query or query
         text = hit.text if why is None or why.document is None else why.document
         rewritten = None if asked == query else asked
         shown = policy.written(text)
@@ -131,7 +131,8 @@ class LoggedHit:
                 handle = Deferred.ready(self.explanation.explanation())
             except RagExplainError as error:  # its matrix is damaged: the other hits can still be looked at
                 handle = Deferred(None, status="failed", reason=str(error))
-        own = {name: getattr(self, name) for name in ("id", "text", "rank", "score", "metric", "metadata", "stages")}
+        names = ("id", "text", "rank", "score", "metric", "metadata", "stages", "query")
+        own = {name: getattr(self, name) for name in names}
         return Hit(**own, handle=handle, around=self.around or ("", ""))
 
 

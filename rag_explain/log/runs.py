@@ -36,10 +36,11 @@ class OutermostRun(Generic[Key, State]):
 
 
 class OpenRuns(Generic[Key, State]):
-    """The runs that have begun and not ended; `give_up` takes an outermost run when too many are open."""
+    """The runs that have begun and not ended; `give_up` takes an outermost run when more than `limit` are open."""
 
-    def __init__(self, give_up: Callable[[OutermostRun[Key, State]], None]) -> None:
+    def __init__(self, give_up: Callable[[OutermostRun[Key, State]], None], *, limit: int | None = None) -> None:
         self._give_up = give_up
+        self._limit = limit
         self._lock = threading.Lock()
         self._open: dict[Key, OutermostRun[Key, State]] = {}  # by outermost run, oldest first
         self._of: dict[Key, OutermostRun[Key, State]] = {}  # by every run
@@ -64,9 +65,12 @@ class OpenRuns(Generic[Key, State]):
             if run in self._of:
                 return
             self._open[run] = self._of[run] = OutermostRun(run, state, {run: None})
-            given_up = self._remove(next(iter(self._open))) if len(self._open) > MAX_OPEN else None
+            given_up = self._remove(next(iter(self._open))) if self._is_full() else None
         if given_up is not None:
             self._give_up(given_up)
+
+    def _is_full(self) -> bool:
+        return len(self._open) > (MAX_OPEN if self._limit is None else self._limit)
 
     @contextmanager
     def outermost(self, run: Key) -> Iterator[OutermostRun[Key, State] | None]:

@@ -33,6 +33,7 @@ class Hit(Displayable):
     metadata: Mapping[str, Any] = field(default_factory=dict)
     handle: Deferred[Explanation] = field(default_factory=lambda: Deferred.skipped("not asked for"), repr=False)
     parts: Parts | None = field(default=None, repr=False)  # "highlights", "evidence", "sentences": each on demand
+    query: str | None = field(default=None, repr=False)  # what the retriever was asked, where that is known
     # What the encoder read before and after the text: metadata, where they were embedded with it.
     around: tuple[str, str] = field(default=("", ""), repr=False)
 

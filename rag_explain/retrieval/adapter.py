@@ -140,7 +140,7 @@ class HitExplainer(ProcessBound):
             for rank, document in enumerate(documents)
         ]
         return Hits(
-            _hit(document, rank, scoring.metric, handle, more, search.name)
+            _hit(document, rank, query, scoring.metric, handle, more, search.name)
             for rank, (document, handle, more) in enumerate(zip(documents, handles, parts, strict=True), 1)
         )
 
@@ -299,6 +299,7 @@ def _computed_in_time(
 def _hit(
     document: RetrievedDocument,
     rank: int,
+    query: str,
     metric: Metric,
     handle: Deferred[Explanation],
     parts: Parts | None,
@@ -315,6 +316,7 @@ def _hit(
         metadata=document.metadata,
         handle=handle,
         parts=parts,
+        query=query or None,
         around=text.around if isinstance(text, Passage) else ("", ""),
     )
 

@@ -139,6 +139,14 @@ def test_errors_are_one_line(tmp_path, capsys):
         assert error.count("\n") == 1
 
 
+def test_show_says_what_a_document_was_found_by_where_that_was_not_the_question(tmp_path, capsys):
+    with ExplanationLog(tmp_path) as log:
+        record = log.record(query="and those insects?", hits=[hit()])
+        same = log.record(query=QUERY, hits=[hit()])
+    assert f"   found by asking: {QUERY}" in lines(capsys, "show", tmp_path, record)
+    assert "found by asking" not in "\n".join(lines(capsys, "show", tmp_path, same))
+
+
 def test_show_names_the_stage_that_ranked_a_document(tmp_path, capsys):
     with ExplanationLog(tmp_path) as log:
         record = log.record(query=QUERY, hits=[reranked(hit())])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -220,6 +221,17 @@ def test_a_query_that_the_chain_rewrote_is_kept_beside_its_hit():
     assert record.asked(0) == QUERY
     assert record.hits[0].explanation.query == QUERY
     assert record.pairs(0)[0].query.text in QUERY
+
+
+def test_a_hit_that_is_not_explained_says_what_it_was_found_by():
+    bare = replace(hit(handle=Deferred(None, status="skipped", reason="no")), query="the bees")
+    record = Record.from_line(line(hits=[bare, replace(hit(), query=QUERY)]))
+    assert [record.asked(index) for index in range(2)] == ["the bees", QUERY]
+    assert record.logged_hits[1].query is None
+    assert record.hits[0].query == "the bees"
+    masked = line(Policy(keep_text=False), hits=[bare])
+    assert b"bees" not in masked
+    assert Record.from_line(masked).asked(0) is None
 
 
 def test_the_head_is_read_without_the_hits():

@@ -4,6 +4,9 @@
 
 Every outermost run becomes one record: the question it was given, the documents its retrievers returned, and the final
 answer. Runs are told apart by their ids, never by time or thread, so any number of them may be under way at once.
+
+A LangGraph run that was interrupted is a record without an answer. The run that resumes its thread with the same
+handler is another one: it goes on with the question and the documents of the first.
 """
 
 from __future__ import annotations
@@ -18,22 +21,22 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
 
 from langchain_rag_explain.documents import carried, get_explanation, reranked_score
+from langchain_rag_explain.messages import answered, asked
 from langchain_rag_explain.stores import stage_name
 from rag_explain.log import ExplanationLog
 from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun
+from rag_explain.log.states import ANSWER_KEYS, QUESTION_KEYS, Key, Lookup, member
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
 from rag_explain.retrieval import UNNAMED, StagedHits
 
 _FRAMES = 20  # how far up the stack the retriever is looked for
-_QUESTIONS = ("input", "question", "query", "messages")
-_ANSWERS = ("answer", "output", "result", "text", "response", "messages")
-
+_MAX_UNANSWERED = 1000  # threads whose last run may be resumed; their documents are held
+_WRAPPED = {"Command": "update", "final": "value"}  # what LangGraph's nodes return a part of the state in
 
 _Found = Sequence[tuple[Document, Hit | None]]
 
@@ -60,6 +63,17 @@ class _Answer:
     retrievals: dict[UUID, _Retrieval] = field(default_factory=dict)
     names: dict[UUID, str] = field(default_factory=dict)  # of all runs
     staged: StagedHits = field(default_factory=StagedHits)
+    thread: str | int | None = None  # LangGraph's
+    is_interrupted: bool = False
+    earlier: frozenset[UUID] = frozenset()  # the retrievals of the run that this one resumes
+    nodes: set[UUID] = field(default_factory=set)  # where this is the run of a graph: those of its nodes
+    written: set[str] = field(default_factory=set)  # what the nodes wrote into the state
+
+    def is_own(self, name: str, outputs: Any) -> bool:
+        """Whether what the outputs hold under this name is of this run: not handed through, nor an earlier turn's."""
+        given, held = member(self.inputs, name), member(outputs, name)
+        is_same = given is held or (isinstance(given, str) and given == held)
+        return name in self.written if self.nodes else not is_same
 
     def pass_through(self, documents: Sequence[Document], name: str, run: UUID | None, outer: UUID | None) -> _Found:
         """The documents that the stage of this name returned, each with its hit."""
@@ -90,16 +104,33 @@ class ExplanationLogHandler(BaseCallbackHandler):
 
     Args:
         log: where records go.
-        metadata: put into every record, beside LangChain's run id and tags.
+        metadata: put into every record, beside LangChain's run id and tags, and LangGraph's thread id.
+        question_key: the key of the inputs (or graph state) under which the question stands, or a function that takes
+            them and returns it. Otherwise it is what stands under `question`, `query` or `input`, or the last human
+            message under `messages`; and what the first retriever was asked, where there is none of them.
+        answer_key: the same for the answer in the outputs. Otherwise it is what stands under `answer`, `output`,
+            `result`, `generation` or `response`, or an AI message that is the last of `messages`; and None, where there
+            is none of them.
     """
 
     # On the event loop itself, and in order: nothing here takes longer than putting something into a dictionary.
     run_inline = True
 
-    def __init__(self, log: ExplanationLog, *, metadata: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        log: ExplanationLog,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        question_key: Key | None = None,
+        answer_key: Key | None = None,
+    ) -> None:
         self.log = log
         self.metadata = dict(metadata or {})
+        self._question = Lookup("question_key", question_key, QUESTION_KEYS, asked)
+        self._answer = Lookup("answer_key", answer_key, ANSWER_KEYS, answered)
         self._runs: OpenRuns[UUID, _Answer] = OpenRuns(self._give_up)
+        # By thread: the last run, which has ended without an answer and may be resumed.
+        self._unanswered: OpenRuns[str | int, _Answer] = OpenRuns(lambda run: None, limit=_MAX_UNANSWERED)
 
     # ------------------------------------------------------------------ LangChain calls these
 
@@ -119,7 +150,7 @@ class ExplanationLogHandler(BaseCallbackHandler):
         **more: Any,
     ) -> None:
         """A tool begins; a retriever may run inside it."""
-        self._begin(run_id, parent_run_id, input_str, more)
+        self._begin(run_id, parent_run_id, more.get("inputs") or input_str, more)
 
     def on_retriever_start(
         self, serialized: dict[str, Any], query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any
@@ -150,9 +181,13 @@ class ExplanationLogHandler(BaseCallbackHandler):
         """A chain, or a part of one, has ended; the outermost one makes a record."""
         documents = _documents(outputs)
         with self._runs.outermost(run_id) as outermost:
-            if outermost is not None and documents:
-                outermost.state.step(run_id, documents)
-        self._end(run_id, outputs, {})
+            if outermost is not None:
+                answer = outermost.state
+                if documents:
+                    answer.step(run_id, documents)
+                if run_id in answer.nodes:
+                    answer.written |= _written(outputs)
+        self._end(run_id, outputs, {}, more.get("inputs"))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any) -> None:
         """A tool has ended."""
@@ -162,7 +197,11 @@ class ExplanationLogHandler(BaseCallbackHandler):
         self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any
     ) -> None:
         """An answer that failed is logged without one."""
-        self._end(run_id, None, {"error": type(error).__name__})
+        if type(error).__name__ == "GraphInterrupt":  # of a node: its graph will end as if nothing had happened
+            with self._runs.outermost(run_id) as outermost:
+                if outermost is not None and run_id in outermost.state.nodes:
+                    outermost.state.is_interrupted = True
+        self._end(run_id, None, {"error": type(error).__name__}, more.get("inputs"))
 
     def on_tool_error(
         self, error: BaseException, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any
@@ -181,33 +220,62 @@ class ExplanationLogHandler(BaseCallbackHandler):
     def _begin(self, run_id: UUID, parent: UUID | None, inputs: Any, more: Mapping[str, Any]) -> None:
         # A parent that is not known: the callback was put on a part of the chain, which is then outermost.
         if not self._runs.join(run_id, parent):
-            self._runs.open(run_id, _Answer(inputs, list(more.get("tags") or [])))
+            self._runs.open(run_id, self._opened(inputs, more))
         with self._runs.outermost(run_id) as outermost:
             if outermost is not None:
-                outermost.state.names[run_id] = more.get("name") or UNNAMED
+                outermost.state.names[run_id] = name = more.get("name") or UNNAMED
+                is_node = (more.get("metadata") or {}).get("langgraph_node") == name
+                if is_node and parent == outermost.key:
+                    outermost.state.nodes.add(run_id)
 
-    def _end(self, run_id: UUID, outputs: Any, failure: Mapping[str, Any]) -> None:
+    def _opened(self, inputs: Any, more: Mapping[str, Any]) -> _Answer:
+        thread = (more.get("metadata") or {}).get("thread_id")
+        tags = list(more.get("tags") or [])
+        thread = thread if isinstance(thread, str | int) else None
+        unanswered = None if thread is None else self._unanswered.close(thread)
+        if unanswered is None or not _resumes(inputs):
+            return _Answer(inputs, tags, thread=thread)
+        return replace(unanswered, tags=tags, is_interrupted=False, earlier=frozenset(unanswered.retrievals))
+
+    def _end(self, run_id: UUID, outputs: Any, failure: Mapping[str, Any], inputs: Any = None) -> None:
         answer = self._runs.close(run_id)
         if answer is not None:
+            if inputs is not None:  # of a stream: they were not known when it began
+                answer.inputs = inputs
             self._record(run_id, answer, outputs, failure)
 
     def _give_up(self, run: OutermostRun[UUID, _Answer]) -> None:
         self._record(run.key, run.state, None, {"error": NEVER_ENDED})
 
     def _record(self, run_id: UUID, answer: _Answer, outputs: Any, failure: Mapping[str, Any]) -> None:
+        if not answer.retrievals and not answer.is_interrupted:
+            return
+        # A graph that goes on from a checkpoint is given no question: it stands in the state.
+        is_resumed = bool(answer.nodes) and _resumes(answer.inputs) and isinstance(outputs, Mapping)
+        known = outputs if is_resumed else answer.inputs
+        text = None
+        if not answer.is_interrupted:
+            text = self._answer.find(outputs, lambda name: answer.is_own(name, outputs))
+        if text is None and answer.thread is not None:
+            self._unanswered.open(answer.thread, answer)
         if not answer.retrievals:
             return
-        asked = next(iter(answer.retrievals.values())).query
-        metadata = {**self.metadata, "langchain_run_id": str(run_id), **failure}
-        if answer.tags:
-            metadata["tags"] = answer.tags
         with _traced(run_id):
             self.log.record(
-                query=_text(answer.inputs, _QUESTIONS) or asked,
-                answer=_text(outputs, _ANSWERS),
+                query=self._question.find(known) or next(iter(answer.retrievals.values())).query,
+                answer=text,
                 hits=_hits(answer),
-                metadata=metadata,
+                metadata=self._metadata(run_id, answer, failure),
             )
+
+    def _metadata(self, run_id: UUID, answer: _Answer, failure: Mapping[str, Any]) -> dict[str, Any]:
+        known = {
+            "tags": answer.tags,
+            "langgraph_thread_id": answer.thread,
+            "interrupted": answer.is_interrupted,
+        }
+        own = {name: value for name, value in known.items() if value}
+        return {**self.metadata, "langchain_run_id": str(run_id), **failure, **own}
 
 
 def _retriever() -> BaseRetriever | None:
@@ -235,18 +303,21 @@ def _traced(run_id: UUID) -> AbstractContextManager[Any]:
     return nullcontext() if span is None else current
 
 
-def _text(value: Any, keys: Sequence[str]) -> str | None:
-    """The question or the answer in what a chain takes or gives: a string, a message, or something that holds one."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, BaseMessage):
-        return str(value.text)
-    if isinstance(value, Mapping):
-        return next((found for key in keys if key in value and (found := _text(value[key], keys))), None)
-    if isinstance(value, Sequence) and value and isinstance(value[-1], BaseMessage | tuple):
-        last = value[-1]
-        return _text(last[-1] if isinstance(last, tuple) else last, keys)
-    return None
+def _resumes(inputs: Any) -> bool:
+    """Whether a graph was told to go on from its checkpoint."""
+    return inputs is None or type(inputs).__name__ == "Command"
+
+
+def _written(output: Any) -> set[str]:
+    """The keys of a graph's state that a node wrote: by a mapping, a state object, a Command, or several of them."""
+    if isinstance(output, Mapping):
+        return set(output)
+    if type(output).__name__ in _WRAPPED:
+        return _written(getattr(output, _WRAPPED[type(output).__name__]))
+    if isinstance(output, list | tuple):
+        is_pair = isinstance(output, tuple) and len(output) == 2 and isinstance(output[0], str)
+        return {output[0]} if is_pair else set().union(*map(_written, output))
+    return {name for name, value in getattr(output, "__dict__", {}).items() if value is not None}
 
 
 def _documents(outputs: Any) -> Sequence[Document]:
@@ -264,15 +335,18 @@ def _keys(document: Document) -> Sequence[Hashable]:
 
 def _hits(answer: _Answer) -> list[Hit]:
     """The documents of the outermost retrievers, which the chain saw; explanations may come from inner ones."""
-    outermost = (retrieval for retrieval in answer.retrievals.values() if retrieval.outer is None)
-    found = (both for retrieval in outermost for both in retrieval.found)
+    outermost = {run: retrieval for run, retrieval in answer.retrievals.items() if retrieval.outer is None}
+    # A node that was interrupted runs anew from its beginning, and asks the same again.
+    again = {(one.query, one.name) for run, one in outermost.items() if run not in answer.earlier}
+    told = (one for run, one in outermost.items() if run not in answer.earlier or (one.query, one.name) not in again)
+    found = ((retrieval.query, both) for retrieval in told for both in retrieval.found)
     return [
-        _bare(document, rank) if hit is None else replace(hit, rank=rank)
-        for rank, (document, hit) in enumerate(found, 1)
+        _bare(document, rank, query) if hit is None else replace(hit, rank=rank)
+        for rank, (query, (document, hit)) in enumerate(found, 1)
     ]
 
 
-def _bare(document: Document, rank: int) -> Hit:
+def _bare(document: Document, rank: int, query: str) -> Hit:
     """A hit for a document that no wrapped retriever found."""
     explanation = get_explanation(document)  # as plain data in its metadata, after a journey through JSON
     return Hit(
@@ -282,5 +356,6 @@ def _bare(document: Document, rank: int) -> Hit:
         score=None,
         metric="unknown",
         metadata=document.metadata,
+        query=query,
         handle=Deferred.skipped(NOT_WRAPPED) if explanation is None else Deferred.ready(explanation),
     )

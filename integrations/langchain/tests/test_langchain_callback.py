@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
@@ -23,11 +23,14 @@ from openinference.instrumentation.langchain import LangChainInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import BaseModel
 
+from rag_explain.errors import InvalidInput
 from rag_explain.log import ExplanationLog, Record
 from rag_explain.log.otel import TraceExport
 from tests.support.models import CORPUS
 
+CALL = {"name": "search", "args": {"query": "cats"}, "id": "one"}
 WORDS = sorted({word.strip(".,;!?") for text in CORPUS for word in text.split()})
 
 
@@ -45,6 +48,17 @@ class Echo(BaseChatModel):
     async def _agenerate(self, messages: list[Any], *arguments: Any, **options: Any) -> ChatResult:
         await asyncio.sleep(random.random() * 0.02)
         return self._generate(messages)
+
+
+class Asked(BaseModel):
+    query: str
+
+
+class Said(BaseModel):
+    """A structured output."""
+
+    answer: str
+    pages: list[int]
 
 
 class Static(BaseRetriever):
@@ -140,6 +154,31 @@ def test_streams_are_logged_whole(retriever, log):
     assert [(record.query, record.answer) for record in log.records()] == [("the moon", answer), ("the sun", other)]
 
 
+def test_the_question_of_a_stream_is_the_chains_and_not_the_retrievers(retriever, log):
+    chain = RunnableLambda(lambda text: f"{text} moon") | chain_of(retriever)
+    config = {"callbacks": [ExplanationLogHandler(log)]}
+    list(chain.stream("the cat?", config))
+    failing = chain | RunnableLambda(lambda answer: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(failing.stream("the sun?", config))
+    assert [(record.query, record.asked(0)) for record in log.records()] == [
+        ("the cat?", "the cat? moon"),
+        ("the sun?", "the sun? moon"),
+    ]
+
+
+def test_a_document_without_an_explanation_says_what_it_was_found_by(log):
+    chain = RunnableLambda(lambda text: f"{text} moon") | Static()
+    chain.invoke("the cat?", {"callbacks": [ExplanationLogHandler(log)]})
+    record = only(log)
+    assert (record.query, record.asked(0), record.hits[0].query) == ("the cat?", "the cat? moon", "the cat? moon")
+
+
+def test_a_key_that_is_none_is_refused(log):
+    with pytest.raises(InvalidInput, match="answer_key must be the name of a key or a function of the state, not int"):
+        ExplanationLogHandler(log, answer_key=7)
+
+
 def test_a_question_that_the_chain_rewrote_is_kept_beside_the_hit(retriever, log):
     chain = RunnableLambda(lambda given: given["question"]) | RunnableLambda(lambda text: f"{text} moon") | retriever
     outer = {"answer": chain | (lambda found: f"{len(found)} found"), "question": lambda given: given["question"]}
@@ -163,6 +202,29 @@ def test_a_question_that_the_chain_rewrote_is_kept_beside_the_hit(retriever, log
         ),
         ({"messages": [("human", "asked")]}, AIMessage([{"type": "text", "text": "said"}]), ("asked", "said")),
         ({"topic": 7}, 42, ("the cat", None)),
+        (
+            {"messages": [HumanMessage("asked"), AIMessage("before"), SystemMessage("be kind")]},
+            {"messages": [HumanMessage("asked"), AIMessage("said", tool_calls=[CALL])]},
+            ("asked", None),
+        ),
+        ({"messages": [{"role": "user", "content": "asked"}]}, [("ai", "said")], ("asked", "said")),
+        ({"question": "asked", "input": "later"}, {"output": AIMessage("said"), "documents": []}, ("asked", "said")),
+        (Asked(query="asked"), Said(answer="said", pages=[7]), ("asked", "said")),
+        ({"query": Asked(query="asked")}, {"parsed": Said(answer="said", pages=[])}, ("asked", None)),
+        ("asked", ("said", [Document(page_content="a page")]), ("asked", "said")),
+        ("asked", ("said", "or said"), ("asked", None)),
+        ("asked", ["said", "or said"], ("asked", None)),
+        ("asked", {"text": "a page", "summary": "of it"}, ("asked", None)),
+        ({"question": "asked", "answer": "of a pupil"}, {"answer": "of a pupil", "grade": 3}, ("asked", None)),
+        (
+            {"question": "asked", "answer": "of a pupil"},
+            {"answer": "of a pupil", "response": "well done"},
+            ("asked", "well done"),
+        ),
+        ("asked", AIMessage("", tool_calls=[CALL]), ("asked", None)),
+        ("asked", [HumanMessage("asked")], ("asked", None)),
+        ("asked", None, ("asked", None)),
+        (None, "said", ("the cat", "said")),
     ],
 )
 def test_questions_and_answers_come_in_many_shapes(retriever, log, given, gives, expected):
@@ -189,6 +251,13 @@ def test_a_tool_of_an_agent(retriever, log):
     record = only(log)
     assert record.answer.startswith("Answer: ")
     assert record.explained == 2
+
+
+def test_a_tool_on_its_own(retriever, log):
+    tool = create_retriever_tool(retriever, "search", "finds", response_format="content_and_artifact")
+    content = tool.invoke({"query": "the cat"}, {"callbacks": [ExplanationLogHandler(log)]})
+    record = only(log)
+    assert (record.query, record.answer, record.explained) == ("the cat", content, 2)
 
 
 def test_explanations_are_found_inside_other_retrievers(retriever, log):

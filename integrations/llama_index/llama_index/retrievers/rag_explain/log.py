@@ -1,20 +1,20 @@
-"""Logs what a query engine answered, from which nodes, and why those were found.
+"""Logs what a query engine, an agent or a workflow answered, from which nodes, and why those were found.
 
     with log_queries(log):
         engine.query("how do bees find home?")
 
 Works through LlamaIndex's instrumentation: nothing about the engine changes. Every outermost query, chat or lone
-retrieval becomes one record. They are told apart by their spans, so any number of them may be under way at once, in
-threads and in tasks. A query engine's streamed answer is logged when its reader stops reading, and not if it is never
-read; a chat engine's when LlamaIndex has written it into the chat's memory.
+retrieval becomes one record, and so does every run of an agent or workflow in which something was asked. They are told
+apart by their spans, so any number of them may be under way at once, in threads and in tasks. A query engine's streamed
+answer is logged when its reader stops reading, and not if it is never read; a chat engine's when LlamaIndex has written
+it into the chat's memory.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -30,16 +30,17 @@ from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent,
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.tools import BaseTool
+from llama_index.core.workflow import StopEvent, Workflow
 from llama_index.retrievers.rag_explain.base import ExplainingRetriever
-from llama_index.retrievers.rag_explain.nodes import carried, last_stage, score_of
+from llama_index.retrievers.rag_explain.messages import answered, asked
 from llama_index.retrievers.rag_explain.postprocessor import ExplanationPostprocessor
+from llama_index.retrievers.rag_explain.runs import Answer
 
 from rag_explain.log import ExplanationLog
-from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns
-from rag_explain.results.deferred import Deferred
-from rag_explain.results.hits import Hit
-from rag_explain.retrieval import StagedHits
+from rag_explain.log.runs import NEVER_ENDED, OpenRuns
+from rag_explain.log.states import ANSWER_KEYS, QUESTION_KEYS, Key, Lookup, member
 
 
 class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
@@ -48,13 +49,27 @@ class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
     Args:
         log: where records go.
         metadata: put into every record.
+        question_key: the field of a workflow's start event in which the question stands, or a function that takes the
+            event and returns it. Otherwise it is an agent's user message, or what stands in `question`, `query`,
+            `input`, `messages` or `user_msg`; and what was asked first in the workflow, where there is none of them.
+        answer_key: the same for the answer in a workflow's result. Otherwise it is a result that is a text, a message
+            or a response, or what stands in its `answer`, `output`, `result`, `generation`, `response` or `messages`;
+            and None, where there is none of them.
         dispatcher: LlamaIndex's root dispatcher, unless another one is given.
     """
 
     def __init__(
-        self, log: ExplanationLog, *, metadata: Mapping[str, Any] | None = None, dispatcher: Any = None
+        self,
+        log: ExplanationLog,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        question_key: Key | None = None,
+        answer_key: Key | None = None,
+        dispatcher: Any = None,
     ) -> None:
-        self._queries = queries = _Queries(log, dict(metadata or {}))
+        question = Lookup("question_key", question_key, (*QUESTION_KEYS, "user_msg"), asked)
+        answer = Lookup("answer_key", answer_key, ANSWER_KEYS, answered)
+        self._queries = queries = _Queries(log, dict(metadata or {}), question, answer)
         root = instrumentation.get_dispatcher  # type: ignore[attr-defined]  # documented, re-exported
         self._dispatcher = dispatcher or root()
         self._events = _Events(queries)
@@ -78,79 +93,96 @@ class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
         self.close()
 
 
-@dataclass
-class _Answer:
-    """An outermost query that has not ended yet."""
-
-    query: str
-    nodes: Sequence[NodeWithScore] = ()
-    staged: StagedHits = field(default_factory=StagedHits)
-
-    def hits(
-        self, nodes: Sequence[NodeWithScore], stage: str | None = None, run: Hashable = None, outer: Hashable = None
-    ) -> list[Hit | None]:
-        """The hits of nodes that the stage of this name returned; None: one that is named as well as can be."""
-        found = [((node.node.node_id,), carried(node)) for node in nodes]
-        name = stage or last_stage(nodes, [self.staged.find(*one, run) for one in found])
-        scores, is_seen = [score_of(node) for node in nodes], stage is not None
-        return self.staged.pass_through(name, found, scores, run=run, outer=outer, is_seen=is_seen)
-
-
 class _Chat(NamedTuple):
     """A streamed chat that has returned and whose answer is being written."""
 
     response: StreamingAgentChatResponse
-    answer: _Answer
+    answer: Answer
 
 
 class _Queries:
     """Makes a record of every outermost query when it ends."""
 
-    def __init__(self, log: ExplanationLog, metadata: dict[str, Any]) -> None:
+    def __init__(self, log: ExplanationLog, metadata: dict[str, Any], question: Lookup, answer: Lookup) -> None:
         self.log = log
         self.metadata = metadata
-        self._open: OpenRuns[str, _Answer] = OpenRuns(
+        self._question = question
+        self._answer = answer
+        self._open: OpenRuns[str, Answer] = OpenRuns(
             lambda run: self._record(run.state, None, (), NEVER_ENDED)  # a workflow that was abandoned
         )
         self._returned: OpenRuns[int, _Chat] = OpenRuns(  # by the response's id
             lambda run: self._record(run.state.answer, None, run.state.response.source_nodes, NEVER_ENDED)
         )
 
-    def enter(self, span: str, parent: str | None, *, is_retriever: bool) -> None:
-        """A span inside a query belongs to it; others are of no interest."""
+    def enter(self, span: str, parent: str | None, *, is_apart: bool) -> None:
+        """A span inside a query belongs to it; others are of no interest. What one that is apart finds stays in it."""
         self._open.join(span, parent)
         with self._open.outermost(span) as outermost:
-            if outermost is not None and is_retriever:
+            if outermost is not None and is_apart:
                 outermost.state.staged.enter(span)
 
     def begin(self, span: str, query: str) -> None:
         """A query, chat or retrieval starts; inside another one it is a part of that."""
-        self._open.open(span, _Answer(query))
-
-    def retrieved(self, span: str, nodes: Sequence[NodeWithScore]) -> None:
-        """What a retriever inside the query found. The outermost one speaks last, and what it says counts."""
+        self.run(span, None)
         with self._open.outermost(span) as outermost:
             if outermost is not None:
-                outermost.state.nodes = nodes
+                outermost.state.ask(span, query, outermost.around(span))
+
+    def run(self, span: str, start: Any) -> None:
+        """A workflow starts; inside another run it is a part of that."""
+        self._open.open(span, Answer(span, start))
+
+    def retrieved(self, span: str, nodes: Sequence[NodeWithScore]) -> None:
+        """What a retriever inside a query found. The outermost one speaks last, and what it says counts."""
+        with self._open.outermost(span) as outermost:
+            if outermost is not None:
+                known = outermost.state.asked
+                for one in (known[run] for run in (span, *outermost.around(span)) if run in known):
+                    one.nodes = nodes
 
     def returned(self, span: str, stage: str | None, nodes: Sequence[NodeWithScore]) -> None:
         """What a retriever or postprocessor inside the query made of its nodes; the next one may set their scores."""
         with self._open.outermost(span) as outermost:
             if outermost is not None:
-                outer = outermost.state.staged.innermost(outermost.around(span))
-                run = outermost.state.staged.innermost((span, outer))
-                outermost.state.hits(nodes, stage, run, outer)
+                answer = outermost.state
+                outer = answer.staged.innermost(outermost.around(span))
+                run = answer.staged.innermost((span, outer))
+                hits = answer.hits(nodes, stage, run, outer)
+                if span in answer.asked:
+                    answer.asked[span].nodes, answer.asked[span].hits = nodes, hits
+                elif answer.asked.keys().isdisjoint(outermost.around(span)):
+                    answer.step(nodes, hits)
 
     def end(self, span: str, text: str | None, nodes: Sequence[NodeWithScore], error: str | None = None) -> None:
         """The outermost query is over: one record."""
-        answer = self._open.close(span)
+        answer = self._close(span, nodes)
         if answer is not None:
             self._record(answer, text, nodes, error)
 
-    def stream(self, span: str, response: StreamingResponse | AsyncStreamingResponse) -> None:
-        """The outermost query is over, but its answer is still to be read: listen while it is."""
+    def end_run(self, span: str, result: Any) -> None:
+        """A workflow is over: one record, if anything was asked in it."""
+        if isinstance(result, StreamingResponse | AsyncStreamingResponse):
+            self.stream(span, result)
+        elif isinstance(result, StreamingAgentChatResponse):
+            self.chat(span, result)
+        elif (answer := self._open.close(span)) is not None and answer.asked:
+            nodes = member(result, "source_nodes")
+            self._record(answer, self._answer.find(result), nodes if _are_nodes(nodes) else ())
+
+    def _close(self, span: str, nodes: Sequence[NodeWithScore]) -> Answer | None:
+        """The outermost query that is over; None where it is a part of one, which keeps what it answered from."""
         answer = self._open.close(span)
         if answer is None:
+            with self._open.outermost(span) as outermost:
+                if outermost is not None:
+                    outermost.state.answered(span, nodes)
+        return answer
+
+    def stream(self, span: str, response: StreamingResponse | AsyncStreamingResponse) -> None:
+        """The outermost query is over, but its answer is still to be read: listen while it is."""
+        answer = self._close(span, response.source_nodes)
+        if answer is None or not answer.asked:
             return
 
         def finish(text: str, error: str | None) -> None:
@@ -163,7 +195,7 @@ class _Queries:
 
     def chat(self, span: str, response: StreamingAgentChatResponse) -> None:
         """A streamed chat has returned; a thread or task of LlamaIndex writes its answer, and may be ready before."""
-        answer = self._open.close(span)
+        answer = self._close(span, response.source_nodes)
         if answer is None:  # an engine inside another one: the outer one will return it too
             return
         self._returned.open(id(response), _Chat(response, answer))
@@ -185,13 +217,16 @@ class _Queries:
         for chat in self._returned.close_all():
             self._record(chat.answer, None, chat.response.source_nodes, "the log was closed before it ended")
 
-    def _record(self, answer: _Answer, text: str | None, nodes: Sequence[NodeWithScore], error: str | None) -> None:
-        sources = nodes or answer.nodes
-        hits = zip(sources, answer.hits(sources), strict=True)
+    def _record(
+        self, answer: Answer, text: str | None, nodes: Sequence[NodeWithScore], error: str | None = None
+    ) -> None:
+        if not answer.asked:  # a workflow that has nothing to do with retrieval
+            return
+        question = None if answer.span in answer.asked else self._question.find(answer.start)
         self.log.record(
-            query=answer.query,
+            query=question or next(iter(answer.asked.values())).query,
             answer=text,
-            hits=[hit or _bare(node, rank) for rank, (node, hit) in enumerate(hits, 1)],
+            hits=answer.sources(nodes),
             metadata=self.metadata if error is None else {**self.metadata, "error": error},
         )
 
@@ -253,7 +288,9 @@ class _Events(BaseEventHandler):
             if isinstance(response, StreamingResponse | AsyncStreamingResponse):
                 self._queries.stream(span, response)
             else:
-                self._queries.end(span, str(response), response.source_nodes)
+                self._queries.end(span, answered(response), response.source_nodes)
+        elif event.class_name() == "SpanCancelledEvent":  # of a workflow, whose span ends as if nothing had happened
+            self._queries.end(span, None, (), "it was cancelled")
 
 
 class _Spans(BaseSpanHandler[BaseSpan]):
@@ -276,10 +313,12 @@ class _Spans(BaseSpanHandler[BaseSpan]):
         tags: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._queries.enter(id_, parent_span_id, is_retriever=isinstance(instance, BaseRetriever))
+        self._queries.enter(id_, parent_span_id, is_apart=isinstance(instance, BaseRetriever | BaseTool))
         if _is_chat(id_, instance):
             given = bound_args.kwargs.get("message", bound_args.args[0] if bound_args.args else "")
             self._queries.begin(id_, str(given))
+        elif _is_run(id_, instance):
+            self._queries.run(id_, bound_args.arguments.get("start_event") or bound_args.kwargs)
 
     def prepare_to_exit_span(
         self,
@@ -294,6 +333,8 @@ class _Spans(BaseSpanHandler[BaseSpan]):
             self._queries.returned(id_, None if is_ours else type(instance).__name__, result)
         if isinstance(instance, StreamingAgentChatResponse):
             self._queries.written(instance)
+        elif _is_run(id_, instance):  # as the caller gets it
+            self._queries.end_run(id_, result.result if type(result) is StopEvent else result)
         elif isinstance(result, StreamingAgentChatResponse):
             self._queries.chat(id_, result)
         elif _is_chat(id_, instance):
@@ -316,8 +357,15 @@ class _Spans(BaseSpanHandler[BaseSpan]):
 
 
 def _is_chat(span: str, instance: Any) -> bool:
-    method = span.partition("-")[0].rpartition(".")[-1]
-    return isinstance(instance, BaseChatEngine) and method in ("chat", "achat", "stream_chat", "astream_chat")
+    return isinstance(instance, BaseChatEngine) and _method(span) in ("chat", "achat", "stream_chat", "astream_chat")
+
+
+def _is_run(span: str, instance: Any) -> bool:
+    return isinstance(instance, Workflow) and _method(span) == "run"
+
+
+def _method(span: str) -> str:
+    return span.partition("-")[0].rpartition(".")[-1]
 
 
 def _string(query: str | QueryBundle) -> str:
@@ -326,17 +374,3 @@ def _string(query: str | QueryBundle) -> str:
 
 def _are_nodes(result: Any) -> bool:
     return isinstance(result, list) and all(isinstance(one, NodeWithScore) for one in result)
-
-
-def _bare(node: NodeWithScore, rank: int) -> Hit:
-    """A hit for a node that no wrapped retriever found."""
-    content = node.node.get_content(metadata_mode=MetadataMode.NONE)
-    return Hit(
-        id=node.node.node_id,
-        text=content if isinstance(content, str) else None,
-        rank=rank,
-        score=score_of(node),
-        metric="unknown",
-        metadata=node.node.metadata,
-        handle=Deferred.skipped(NOT_WRAPPED),
-    )
