@@ -25,7 +25,7 @@ from rag_explain.results.metric import Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.stages import Stage
 from rag_explain.retrieval.engines import TOLERANCE, Engine
-from rag_explain.retrieval.search import Moment, Moments, RetrievedDocument, Search
+from rag_explain.retrieval.search import GivenVectors, Moment, Moments, RetrievedDocument, Search
 from rag_explain.retrieval.sharing import ExplainerSource
 from rag_explain.retrieval.truth import Checks, Scoring
 from rag_explain.retrieval.usage import Embedder
@@ -113,11 +113,13 @@ class HitExplainer(ProcessBound):
         top: int | None = None,
         metric: str | Metric | None = None,
         surrogate: str | None = None,
+        query_vector: Any = None,
         search: Search | None = None,
     ) -> Hits:
         """The documents in the order given, each with a handle on its explanation.
 
-        Arguments are those of the class, for this call; a `surrogate` is said beside that of the class.
+        Arguments are those of the class, for this call; a `surrogate` is said beside that of the class. `query_vector`
+        is what was searched with, where it is at hand: it is compared with this encoder's own.
         """
         mode = self.mode if explain is None else explain
         top = self.top if top is None else top
@@ -125,6 +127,7 @@ class HitExplainer(ProcessBound):
         search, documents = search or self._search(), list(found)
         reasons = [reason for reason in (search.surrogate, surrogate) if reason]
         scoring = Scoring(search.metric if metric is None else Metric.named(metric), reasons, self.tolerance)
+        search = _with_vectors(search, scoring.metric, query_vector, documents)
         wanted = 0 if mode == "off" else len(documents) if top is None else top
         # A look asks for words. What runs on every answer asks for sentences, which are kept for a corpus.
         unit = self.unit or ("sentence" if mode == "eager" else "word")
@@ -294,6 +297,14 @@ def _computed_in_time(
         job.cancel()
     late = f"it did not fit into the time limit of {seconds:g} s per query"
     return [Deferred.skipped(late) if handle.status == "pending" else handle for handle in handles]
+
+
+def _with_vectors(search: Search, metric: Metric, query_vector: Any, documents: Sequence[RetrievedDocument]) -> Search:
+    """The search with the vectors that the caller gave; those of documents count where no engine is known."""
+    if query_vector is not None:
+        search = replace(search, query_vector=query_vector)
+    given = {one.id: one.vector for one in documents if one.vector is not None and one.id is not None}
+    return search if search.engine is not None or not given else replace(search, engine=GivenVectors(metric, given))
 
 
 def _hit(

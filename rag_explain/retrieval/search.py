@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from weakref import ref
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval.engines import Engine
+from rag_explain.retrieval.engines import TOLERANCE, Engine
 from rag_explain.retrieval.sharing import ExplainerSource, explainer_of, glance, has_changed
 from rag_explain.retrieval.usage import Embedder, Usage
 from rag_explain.texts.passage import Passage
@@ -31,12 +31,30 @@ class RetrievedDocument:
     """A document as a retriever returned it: the string that was embedded, and the retriever's own score.
 
     `id` is the caller's own name of the document, under which a store can forget it; None where there is none.
+    `vector` is what the index keeps for a document that has an id, where that is at hand: it is compared with this
+    encoder's own.
     """
 
     id: str | None
     text: str | Passage | None
     score: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    vector: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class GivenVectors:
+    """An engine of which no more is known than the vectors that came with the documents."""
+
+    metric: Metric
+    given: Mapping[str, Any]  # by the ids of the documents
+    tolerance = TOLERANCE
+
+    def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
+        return {name: self.given[name] for name in ids if name in self.given}
+
+    def documents(self) -> None:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +69,7 @@ class Search:
         metric: what the scores are.
         surrogate: why the scores are not the encoder's similarity alone, when they are not.
         name: what finds the documents: the first of every hit's stages.
+        query_vector: what was searched with, where it is at hand: the embedder is then not asked for it.
     """
 
     source: ExplainerSource | Embedder | None
@@ -59,6 +78,7 @@ class Search:
     metric: Metric = UNKNOWN
     surrogate: str | None = None
     name: str = "the index"
+    query_vector: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
