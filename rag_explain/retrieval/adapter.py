@@ -25,7 +25,7 @@ from rag_explain.results.metric import Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.stages import Stage
 from rag_explain.retrieval.engines import TOLERANCE, Engine
-from rag_explain.retrieval.search import GivenVectors, Moment, Moments, RetrievedDocument, Search
+from rag_explain.retrieval.search import Moment, Moments, RetrievedDocument, Search
 from rag_explain.retrieval.sharing import ExplainerSource
 from rag_explain.retrieval.truth import Checks, Scoring
 from rag_explain.retrieval.usage import Embedder
@@ -127,7 +127,7 @@ class HitExplainer(ProcessBound):
         search, documents = search or self._search(), list(found)
         reasons = [reason for reason in (search.surrogate, surrogate) if reason]
         scoring = Scoring(search.metric if metric is None else Metric.named(metric), reasons, self.tolerance)
-        search = _with_vectors(search, scoring.metric, query_vector, documents)
+        search = search if query_vector is None else replace(search, query_vector=query_vector)
         wanted = 0 if mode == "off" else len(documents) if top is None else top
         # A look asks for words. What runs on every answer asks for sentences, which are kept for a corpus.
         unit = self.unit or ("sentence" if mode == "eager" else "word")
@@ -297,14 +297,6 @@ def _computed_in_time(
         job.cancel()
     late = f"it did not fit into the time limit of {seconds:g} s per query"
     return [Deferred.skipped(late) if handle.status == "pending" else handle for handle in handles]
-
-
-def _with_vectors(search: Search, metric: Metric, query_vector: Any, documents: Sequence[RetrievedDocument]) -> Search:
-    """The search with the vectors that the caller gave; those of documents count where no engine is known."""
-    if query_vector is not None:
-        search = replace(search, query_vector=query_vector)
-    given = {one.id: one.vector for one in documents if one.vector is not None and one.id is not None}
-    return search if search.engine is not None or not given else replace(search, engine=GivenVectors(metric, given))
 
 
 def _hit(

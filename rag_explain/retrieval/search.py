@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from weakref import ref
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval.engines import TOLERANCE, Engine
+from rag_explain.retrieval.engines import Engine
 from rag_explain.retrieval.sharing import ExplainerSource, explainer_of, glance, has_changed
 from rag_explain.retrieval.usage import Embedder, Usage
 from rag_explain.texts.passage import Passage
@@ -31,8 +31,7 @@ class RetrievedDocument:
     """A document as a retriever returned it: the string that was embedded, and the retriever's own score.
 
     `id` is the caller's own name of the document, under which a store can forget it; None where there is none.
-    `vector` is what the index keeps for a document that has an id, where that is at hand: it is compared with this
-    encoder's own.
+    `vector` is what the index keeps for it, where that is at hand: it is compared with this encoder's own.
     """
 
     id: str | None
@@ -40,21 +39,6 @@ class RetrievedDocument:
     score: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     vector: Any = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True)
-class GivenVectors:
-    """An engine of which no more is known than the vectors that came with the documents."""
-
-    metric: Metric
-    given: Mapping[str, Any]  # by the ids of the documents
-    tolerance = TOLERANCE
-
-    def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
-        return {name: self.given[name] for name in ids if name in self.given}
-
-    def documents(self) -> None:
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,7 +164,8 @@ class Checks:
         is_here = embedder is None or moment.model is not None or moment.search.query_vector is not None
         unasked = None if embedder is None or is_here else _UNASKED.format(embedder.name)
         asked = [_CHANGED] if is_other else self._asked_notices(explainer, moment, query, is_scored) if is_here else []
-        compared, checked = _compared(explainer, moment, query, [document for document, _ in found], is_scored), []
+        documents, checked = [document for document, _ in found], []
+        compared = _compared(explainer, moment, query, documents, scoring.metric, is_scored)
 
         def told() -> list[tuple[Notice, ...]]:
             return [
@@ -219,36 +220,44 @@ class Checks:
 
 
 def _compared(
-    explainer: Explainer, moment: Moment, query: str, found: Sequence[RetrievedDocument], is_scored: bool
+    explainer: Explainer,
+    moment: Moment,
+    query: str,
+    found: Sequence[RetrievedDocument],
+    metric: Metric,
+    is_scored: bool,
 ) -> list[Seen]:
-    """What the engine keeps for each document, and how far its scores may be off: one call for all."""
+    """What is kept for each document, and how far its scores may be off: one call for all."""
     nothing, engine = [Seen()] * len(found), moment.search.engine
     try:
         ids = [document.id for document in found if document.id is not None]
-        kept = {} if engine is None or not ids else engine.vectors(ids)
+        known = {} if engine is None or not ids else engine.vectors(ids)
+        kept = [known.get(document.id or "") if document.vector is None else document.vector for document in found]
         by_length = explainer.scorer.measure == "dot"
         loses = engine is not None and engine.tolerance > TOLERANCE
-        if not kept and not (is_scored and (by_length or loses)):
+        if not any(one is not None for one in kept) and not (is_scored and (by_length or loses)):
             return nothing
         own = explainer.document_vectors([document.text or "" for document in found]).astype(np.float64)
         asked = explainer.query_vector(query).astype(np.float64) if is_scored else np.zeros(own.shape[1])
         asked = asked if by_length else _unit(asked)
         return [
-            _seen(engine if loses or kept else None, kept.get(document.id or ""), asked, vector, by_length)
-            for document, vector in zip(found, own, strict=True)
+            _seen(engine if loses or known else None, metric, one, asked, vector, by_length)
+            for one, vector in zip(kept, own, strict=True)
         ]
     except Exception as error:
         logger.debug("the engine's vectors cannot be compared: %s: %s", type(error).__name__, error)
         return nothing
 
 
-def _seen(engine: Engine | None, kept: Any, asked: Vector, own: Vector, by_length: bool) -> Seen:
-    """What an engine shows of a document: `kept` is its vector there, `asked` the query's, `own` this encoder's."""
+def _seen(engine: Engine | None, metric: Metric, kept: Any, asked: Vector, own: Vector, by_length: bool) -> Seen:
+    """What is seen of a document: `kept` is its vector in the index, `asked` the query's, `own` this encoder's."""
     scale = float(np.linalg.norm(asked) * np.linalg.norm(own)) if by_length else 1.0
-    if engine is None:
+    if engine is None and kept is None:
         return Seen(scale=scale)
     if not by_length:  # only directions are compared, but what is coded has a length
         own = _unit(own) * (1.0 if kept is None else float(np.linalg.norm(kept)))
+    if engine is None:  # the vector came with the document
+        return Seen(Stored(metric, np.asarray(kept, np.float64), own), scale=scale)
     coded_own = coded(engine, own[None]) if kept is None or len(kept) == len(own) else own[None]
     loss = engine.tolerance if engine.tolerance > TOLERANCE else 0.0
     if coded_own is None:
