@@ -36,7 +36,7 @@ NEEDS = {
     "Postgres": ["psycopg", "pgserver"],
     "LanceDB": ["lancedb"],
     "txtai": ["txtai"],
-    "DSPy": ["dspy"],
+    "DSPy": ["dspy"],  # not beside the pinned versions: its botocore takes no python-dateutil 4
 }
 NAME, ADDRESS = '"all-MiniLM-L6-v2"', '"postgresql://localhost/rag"'
 MODELS = ["tiny", pytest.param("packaged", marks=pytest.mark.slow)]
