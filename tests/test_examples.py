@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = {
     "faiss_search.py": "faiss",
+    "haystack_pipeline.py": "haystack_integrations.components.embedders.sentence_transformers",
     "langchain_chain.py": "langchain_core",
     "llama_index_engine.py": "llama_index.embeddings.huggingface",
 }
@@ -35,7 +36,7 @@ def test_an_example_is_short(name: str) -> None:
 def test_an_example_runs_and_explains(name: str, needs: str) -> None:
     if not installed(needs):
         pytest.skip(f"{needs} is not installed")
-    paths = [ROOT, ROOT / "integrations" / "langchain", ROOT / "integrations" / "llama_index"]
+    paths = [ROOT, *(ROOT / "integrations" / name for name in ("haystack", "langchain", "llama_index"))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name)],

@@ -54,6 +54,8 @@ DRAWN = ("results", "render")
 FRAMEWORKS = (
     "chromadb",
     "faiss",
+    "haystack",
+    "haystack_integrations",
     "langchain_core",
     "langchain_community",
     "langchain_classic",
@@ -131,7 +133,11 @@ def test_frameworks_stay_outside() -> None:
 
 @pytest.mark.parametrize(
     ("folder", "allowed"),
-    [("langchain", ("langchain_core", "langchain_rag_explain")), ("llama_index", ("llama_index",))],
+    [
+        ("langchain", ("langchain_core", "langchain_rag_explain")),
+        ("llama_index", ("llama_index",)),
+        ("haystack", ("haystack", "haystack_integrations")),
+    ],
 )
 def test_an_integration_knows_one_framework_and_the_library(folder: str, allowed: tuple[str, ...]) -> None:
     files = [path for path in (ROOT / "integrations" / folder).rglob("*.py") if "tests" not in path.parts]
@@ -151,6 +157,7 @@ def test_nothing_imports_an_integration() -> None:
             text = path.read_text(encoding="utf-8")
             assert "langchain_rag_explain" not in text
             assert "retrievers.rag_explain" not in text
+            assert "explainers.rag_explain" not in text
 
 
 def test_importing_the_library_loads_no_torch_and_no_framework() -> None:

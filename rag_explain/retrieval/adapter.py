@@ -113,11 +113,13 @@ class HitExplainer(ProcessBound):
         top: int | None = None,
         metric: str | Metric | None = None,
         surrogate: str | None = None,
+        query_vector: Any = None,
         search: Search | None = None,
     ) -> Hits:
         """The documents in the order given, each with a handle on its explanation.
 
-        Arguments are those of the class, for this call; a `surrogate` is said beside that of the class.
+        Arguments are those of the class, for this call; a `surrogate` is said beside that of the class. `query_vector`
+        is what was searched with, where it is at hand: it is compared with this encoder's own.
         """
         mode = self.mode if explain is None else explain
         top = self.top if top is None else top
@@ -125,6 +127,7 @@ class HitExplainer(ProcessBound):
         search, documents = search or self._search(), list(found)
         reasons = [reason for reason in (search.surrogate, surrogate) if reason]
         scoring = Scoring(search.metric if metric is None else Metric.named(metric), reasons, self.tolerance)
+        search = search if query_vector is None else replace(search, query_vector=query_vector)
         wanted = 0 if mode == "off" else len(documents) if top is None else top
         # A look asks for words. What runs on every answer asks for sentences, which are kept for a corpus.
         unit = self.unit or ("sentence" if mode == "eager" else "word")

@@ -79,13 +79,17 @@ def fixed(value: object) -> object:
 
 
 def attributes(holder: object) -> dict[str, object]:
-    """What an object keeps in itself, by name: of plain data, classes and modules nothing. No property is called."""
+    """What an object keeps in itself, by name: of plain data, classes and modules nothing. No property is called.
+
+    Names like `__this__` are a framework's own, for where the object belongs, and say nothing of how it embeds.
+    """
     if isinstance(holder, _PLAIN):
         return {}
     names = (name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ()))
     slots = {name: getattr(holder, name, None) for name in names}
     private = getattr(holder, "__pydantic_private__", None) or {}
-    return {**slots, **getattr(holder, "__dict__", {}), **private}
+    kept = {**slots, **getattr(holder, "__dict__", {}), **private}
+    return {name: value for name, value in kept.items() if not (name.startswith("__") and name.endswith("__"))}
 
 
 def _replaced(holder: object, model: object, other: object, depth: int) -> Any:

@@ -31,12 +31,14 @@ class RetrievedDocument:
     """A document as a retriever returned it: the string that was embedded, and the retriever's own score.
 
     `id` is the caller's own name of the document, under which a store can forget it; None where there is none.
+    `vector` is what the index keeps for it, where that is at hand: it is compared with this encoder's own.
     """
 
     id: str | None
     text: str | Passage | None
     score: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    vector: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class Search:
         metric: what the scores are.
         surrogate: why the scores are not the encoder's similarity alone, when they are not.
         name: what finds the documents: the first of every hit's stages.
+        query_vector: what was searched with, where it is at hand: the embedder is then not asked for it.
     """
 
     source: ExplainerSource | Embedder | None
@@ -59,6 +62,7 @@ class Search:
     metric: Metric = UNKNOWN
     surrogate: str | None = None
     name: str = "the index"
+    query_vector: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, eq=False)

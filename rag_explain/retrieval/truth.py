@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from rag_explain.errors import InvalidInput
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.highlights import Highlights
-from rag_explain.results.metric import Metric
+from rag_explain.results.metric import SCALE_FREE, Metric
 from rag_explain.results.notices import (
     MISMATCH,
     OTHER_RANKING,
@@ -33,7 +34,6 @@ from rag_explain.results.notices import (
 )
 from rag_explain.retrieval.engines import TOLERANCE, Engine
 from rag_explain.retrieval.search import Moment, RetrievedDocument
-from rag_explain.retrieval.usage import Embedder
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
@@ -45,7 +45,6 @@ Vector = NDArray[np.float64]
 # What 16 bits may round a vector by on its way through a model: two batches with the same text differ by as much.
 _HALF_TOLERANCE = 2e-2
 _UNIT = 1e-3
-_SCALE_FREE = ("cosine", "cosine distance")
 _CAUSE = "the index was probably built with another model, another prompt or header, or rescaled vectors"
 _PROMPTS = 'prompts={"query": ..., "document": ...}'
 _CHANGED = Notice(
@@ -85,7 +84,7 @@ class Stored:
 
     def other_ranking(self, measure: str) -> str | None:
         """Why vectors of this length are ranked by something else than what is explained."""
-        agrees = self.metric.base in _SCALE_FREE if measure == "cosine" else "inner product" in self.metric.base
+        agrees = self.metric.base in SCALE_FREE if measure == "cosine" else "inner product" in self.metric.base
         if agrees or self.metric.base == "unknown" or abs(float(np.linalg.norm(self.vector)) - 1.0) <= _UNIT:
             return None
         explained = "inner product" if measure == "dot" else measure
@@ -166,10 +165,11 @@ class Checks:
         is_scored = any(scoring.metric.similarity(document.score) is not None for document, _ in found)
         is_other = moment.has_changed_model(explainer)
         embedder = moment.search.embedder
-        is_here = embedder is None or moment.model is not None
+        is_here = embedder is None or moment.model is not None or moment.search.query_vector is not None
         unasked = None if embedder is None or is_here else _UNASKED.format(embedder.name)
         asked = [_CHANGED] if is_other else self._asked_notices(explainer, moment, query, is_scored) if is_here else []
-        compared, checked = _compared(explainer, moment, query, [document for document, _ in found], is_scored), []
+        documents, checked = [document for document, _ in found], []
+        compared = _compared(explainer, moment, query, documents, scoring.metric, is_scored)
 
         def told() -> list[tuple[Notice, ...]]:
             return [
@@ -191,64 +191,77 @@ class Checks:
         return checked
 
     def _asked_notices(self, explainer: Explainer, moment: Moment, query: str, is_scored: bool) -> list[Notice]:
-        """What the framework's embedding object shows: asked for each query that is looked at.
+        """What the query's vector shows: the framework's embedding object is asked for each query that is looked at.
 
-        Where scores tell the same, and the explainer was made to embed as the object does, once is enough. One that
-        was changed since the search would tell of another search.
+        One that was given with the search need not be asked for. Where scores tell the same, and the explainer was
+        made to embed as the object does, once is enough. One that was changed since the search would tell of another.
         """
-        embedder = moment.search.embedder
-        if embedder is None:
+        if moment.search.embedder is None and moment.search.query_vector is None:
             return []
         with self._asking:
             if self._asked_last not in ((moment, False), (moment, is_scored)):
-                self._asked = self._asked_now(explainer, embedder, moment, query, is_scored)
+                self._asked = self._asked_now(explainer, moment, query, is_scored)
                 self._asked_last = moment, is_scored
             assert self._asked is not None
             return self._asked[1]
 
     def _asked_now(
-        self, explainer: Explainer, embedder: Embedder, moment: Moment, query: str, is_scored: bool
+        self, explainer: Explainer, moment: Moment, query: str, is_scored: bool
     ) -> tuple[object, list[Notice]]:
+        given, embedder = moment.search.query_vector, moment.search.embedder
+        if given is not None or embedder is None:
+            name = moment.search.name if embedder is None else embedder.name
+            return None, _vector_notices(explainer, name, lambda: np.ravel(given), moment, query)
         is_seen = moment.has_changed_usage()
         if is_seen or moment.has_hidden_usage():
             text, is_known = _OTHER_USAGE.format(embedder.name), is_seen and moment.is_followed
             return None, [Notice(UNCHECKED, text, "note") if is_known else Notice(OTHER_RANKING, text)]
         key = ref(explainer), moment.usage, None if moment.is_followed and is_scored else moment
         is_known = self._asked is not None and self._asked[0] == key
-        return self._asked if self._asked and is_known else (key, _vector_notices(explainer, embedder, moment, query))
+        if self._asked and is_known:
+            return self._asked
+        return key, _vector_notices(explainer, embedder.name, partial(embedder.vector, query), moment, query)
 
 
 def _compared(
-    explainer: Explainer, moment: Moment, query: str, found: Sequence[RetrievedDocument], is_scored: bool
+    explainer: Explainer,
+    moment: Moment,
+    query: str,
+    found: Sequence[RetrievedDocument],
+    metric: Metric,
+    is_scored: bool,
 ) -> list[Seen]:
-    """What the engine keeps for each document, and how far its scores may be off: one call for all."""
+    """What is kept for each document, and how far its scores may be off: one call for all."""
     nothing, engine = [Seen()] * len(found), moment.search.engine
     try:
         ids = [document.id for document in found if document.id is not None]
-        kept = {} if engine is None or not ids else engine.vectors(ids)
+        known = {} if engine is None or not ids else engine.vectors(ids)
+        kept = [known.get(document.id or "") if document.vector is None else document.vector for document in found]
         by_length = explainer.scorer.measure == "dot"
         loses = engine is not None and engine.tolerance > TOLERANCE
-        if not kept and not (is_scored and (by_length or loses)):
+        if not any(one is not None for one in kept) and not (is_scored and (by_length or loses)):
             return nothing
         own = explainer.document_vectors([document.text or "" for document in found]).astype(np.float64)
         asked = explainer.query_vector(query).astype(np.float64) if is_scored else np.zeros(own.shape[1])
         asked = asked if by_length else _unit(asked)
         return [
-            _seen(engine if loses or kept else None, kept.get(document.id or ""), asked, vector, by_length)
-            for document, vector in zip(found, own, strict=True)
+            _seen(engine if loses or known else None, metric, one, asked, vector, by_length)
+            for one, vector in zip(kept, own, strict=True)
         ]
     except Exception as error:
         logger.debug("the engine's vectors cannot be compared: %s: %s", type(error).__name__, error)
         return nothing
 
 
-def _seen(engine: Engine | None, kept: Any, asked: Vector, own: Vector, by_length: bool) -> Seen:
-    """What an engine shows of a document: `kept` is its vector there, `asked` the query's, `own` this encoder's."""
+def _seen(engine: Engine | None, metric: Metric, kept: Any, asked: Vector, own: Vector, by_length: bool) -> Seen:
+    """What is seen of a document: `kept` is its vector in the index, `asked` the query's, `own` this encoder's."""
     scale = float(np.linalg.norm(asked) * np.linalg.norm(own)) if by_length else 1.0
-    if engine is None:
+    if engine is None and kept is None:
         return Seen(scale=scale)
     if not by_length:  # only directions are compared, but what is coded has a length
         own = _unit(own) * (1.0 if kept is None else float(np.linalg.norm(kept)))
+    if engine is None:  # the vector came with the document
+        return Seen(Stored(metric, np.asarray(kept, np.float64), own), scale=scale)
     coded_own = engine.coded(own[None]) if kept is None or len(kept) == len(own) else own[None]
     loss = engine.tolerance if engine.tolerance > TOLERANCE else 0.0
     if coded_own is None:
@@ -260,18 +273,20 @@ def _seen(engine: Engine | None, kept: Any, asked: Vector, own: Vector, by_lengt
     return Seen(stored=stored, expected=expected if loss else None, loss=loss, scale=scale)
 
 
-def _vector_notices(explainer: Explainer, embedder: Embedder, moment: Moment, query: str) -> list[Notice]:
-    """What the query's vector from the framework's own object shows, beside this encoder's; nothing when they agree."""
+def _vector_notices(
+    explainer: Explainer, name: str, vector: Callable[[], Any], moment: Moment, query: str
+) -> list[Notice]:
+    """What the query's vector of the framework shows, beside this encoder's; nothing when they agree."""
     is_followed, usage = moment.is_followed, moment.usage
     try:
-        theirs = embedder.vector(query)
+        theirs = np.asarray(vector(), np.float64)
     except Exception as error:
-        text = f"{embedder.name} could not be compared with this encoder ({type(error).__name__}: {error})"
+        text = f"{name} could not be compared with this encoder ({type(error).__name__}: {error})"
         return [Notice(UNCHECKED, text, "note")]  # an object that holds a model is likely to use it
     try:
         own = explainer.query_vector(query).astype(np.float64)
     except InvalidInput as error:
-        return [Notice(MISMATCH, f"the documents were ranked by vectors of {embedder.name}, but {error}")]
+        return [Notice(MISMATCH, f"the documents were ranked by vectors of {name}, but {error}")]
     by_length = explainer.scorer.measure == "dot"
     if theirs.shape != own.shape:
         seen = f"a vector of {theirs.size} dimensions, and this encoder has {own.size}"
@@ -289,7 +304,7 @@ def _vector_notices(explainer: Explainer, embedder: Embedder, moment: Moment, qu
     else:
         hint = f"leave explainer= out, or pass {made.format(usage.arguments)}"
         hint += ", for which line breaks become blanks" if usage.query.joins_lines and "\n" in query else ""
-    return [Notice(MISMATCH, f"{embedder.name} gives the query {seen}: {hint}")]
+    return [Notice(MISMATCH, f"{name} gives the query {seen}: {hint}")]
 
 
 def rounding(explainer: Explainer) -> float:

@@ -58,8 +58,59 @@ def test_a_score_of_another_encoder_is_noticed_and_said_once(caplog: pytest.LogC
 
 def test_distances_are_read_as_the_similarities_they_stand_for() -> None:
     (own,) = explainer().explain_many(QUERY, CORPUS[:1])
-    for metric, score in (("squared L2", 2 - 2 * own.score), ("cosine distance", 1 - own.score)):
+    for metric, score in (
+        ("squared L2", 2 - 2 * own.score),
+        ("cosine distance", 1 - own.score),
+        ("(1 + cosine) / 2", (1 + own.score) / 2),
+        ("sigmoid(inner product / 100)", 1 / (1 + np.exp(-own.score / 100))),
+    ):
         assert hit_of(score, metric=metric).gap == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("score", [0.0, 1.0, -0.1, None])
+def test_a_score_that_no_sigmoid_gives_tells_no_similarity(score: float | None) -> None:
+    assert Metric("sigmoid(inner product / 100)").similarity(score) is None
+
+
+def test_vectors_that_are_given_with_the_documents_and_the_query_are_compared() -> None:
+    own, query = explainer().document_vectors(CORPUS[:2]), explainer().query_vector(QUERY)
+    other = np.flip(own[1])
+
+    def noticed(first: Any, second: Any, searched_with: Any) -> list[list[str]]:
+        found = [
+            RetrievedDocument(id=name, text=text, vector=vector)
+            for name, text, vector in zip("ab", CORPUS, (first, second), strict=False)
+        ]
+        hits = HitExplainer(explainer()).hits(QUERY, found, query_vector=searched_with)
+        return [codes(hit) for hit in hits]
+
+    assert noticed(own[0], own[1], query) == [[], []]
+    assert noticed(own[0].tolist(), 3.0 * own[1], query[None].tolist()) == [[], []]  # a cosine knows no lengths
+    assert noticed(own[0], other, query) == [[], [MISMATCH]]
+    assert noticed(own[0], own[1][:8], query) == [[], [MISMATCH]]
+    assert noticed(own[0], None, None) == [[], [UNCHECKED]]
+    assert noticed(own[0], None, query) == [[], [UNCHECKED]]
+    assert noticed(own[0], own[1], np.flip(query)) == [[MISMATCH], [MISMATCH]]
+
+
+def test_a_query_vector_of_another_encoder_is_named_with_what_to_pass() -> None:
+    found = [RetrievedDocument(id="a", text=CORPUS[0])]
+    (hit,) = HitExplainer(explainer(), name="the pgvector table").hits(QUERY, found, query_vector=[1.0] * 3)
+    assert hit.explanation is not None
+    assert hit.explanation.surrogate == (
+        "the pgvector table gives the query a vector of 3 dimensions, and this encoder has 16: "
+        'pass explainer=Explainer(SentenceTransformer(..., prompts={"query": ..., "document": ...})) '
+        "of the model that it uses"
+    )
+
+
+def test_vectors_beside_an_inner_product_tell_what_it_ranked_by() -> None:
+    own = explainer().document_vectors(CORPUS[:1])[0]
+    for length, expected in ((3.0, [OTHER_RANKING]), (1.0, [])):
+        kept = own / np.linalg.norm(own) * length
+        document = RetrievedDocument(id="a", text=CORPUS[0], vector=kept)
+        (hit,) = HitExplainer(explainer(), metric="inner product").hits(QUERY, [document])
+        assert codes(hit) == expected
 
 
 def test_a_reason_that_was_declared_does_not_switch_the_measurement_off(caplog: pytest.LogCaptureFixture) -> None:
