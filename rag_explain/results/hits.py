@@ -35,6 +35,8 @@ class Hit(Displayable):
     parts: Parts | None = field(default=None, repr=False)  # "highlights", "evidence", "sentences": each on demand
     # What the encoder read before and after the text: metadata, where they were embedded with it.
     around: tuple[str, str] = field(default=("", ""), repr=False)
+    # Where in the text the chunk stands that was embedded and found; None where that is the whole text.
+    chunk: tuple[int, int] | None = None
 
     @property
     def explanation(self) -> Explanation | None:

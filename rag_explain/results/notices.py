@@ -25,6 +25,8 @@ UNKNOWN = "unknown"
 SPELLED = "spelled"
 # The encoder read only a part of a text.
 TRUNCATED = "truncated"
+# What is explained is a chunk, by which the document that was returned was found.
+CHUNK = "chunk"
 # Something the method itself says about this pair.
 METHOD = "method"
 

@@ -35,6 +35,36 @@ def held_model(*holders: object) -> SentenceTransformer | None:
     return None
 
 
+def inside(holder: object, kinds: tuple[type, ...], passed: tuple[type, ...]) -> list[Any]:
+    """All objects of these kinds that an object is or holds: the nearest first, and each once.
+
+    They are looked for in attributes, lists and dictionaries of what is `passed` through, however deep, and one step
+    into anything else: a retriever may keep its store in an object of any class. What is found is not looked into.
+    """
+    found, seen, wanted = list[Any](), dict[int, object](), (*kinds, *passed)
+    level = [holder]
+    while level:
+        fresh = {id(one): one for one in level if id(one) not in seen}
+        seen |= fresh
+        found += [one for one in fresh.values() if isinstance(one, kinds)]
+        held = [value for one in fresh.values() if not isinstance(one, kinds) for value in _held(one, wanted)]
+        further = (value for one in held if not isinstance(one, wanted) for value in _held(one, wanted))
+        level = [value for value in (*held, *further) if isinstance(value, wanted)]
+    return found
+
+
+def _held(holder: object, wanted: tuple[type, ...]) -> list[object]:
+    """What an object keeps in attributes; entries of lists and dictionaries, of long ones if the first is wanted."""
+    values = list[object]()
+    for value in attributes(holder).values():
+        entries = value.values() if isinstance(value, dict) else value
+        if not isinstance(value, (list, tuple, dict)):
+            values.append(value)
+        elif len(value) <= _SMALL or isinstance(next(iter(entries)), wanted):
+            values += entries
+    return values
+
+
 def with_model(holder: object, model: object, other: object) -> Any:
     """A copy of the holder that holds `other` in place of the model; None where that cannot be done.
 

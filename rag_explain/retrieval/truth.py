@@ -220,7 +220,7 @@ def _compared(
     """What the engine keeps for each document, and how far its scores may be off: one call for all."""
     nothing, engine = [Seen()] * len(found), moment.search.engine
     try:
-        ids = [document.id for document in found if document.id is not None]
+        ids = [name for document in found if (name := _name(document))]
         kept = {} if engine is None or not ids else engine.vectors(ids)
         by_length = explainer.scorer.measure == "dot"
         loses = engine is not None and engine.tolerance > TOLERANCE
@@ -230,12 +230,17 @@ def _compared(
         asked = explainer.query_vector(query).astype(np.float64) if is_scored else np.zeros(own.shape[1])
         asked = asked if by_length else _unit(asked)
         return [
-            _seen(engine if loses or kept else None, kept.get(document.id or ""), asked, vector, by_length)
+            _seen(engine if loses or kept else None, kept.get(_name(document)), asked, vector, by_length)
             for document, vector in zip(found, own, strict=True)
         ]
     except Exception as error:
         logger.debug("the engine's vectors cannot be compared: %s: %s", type(error).__name__, error)
         return nothing
+
+
+def _name(document: RetrievedDocument) -> str:
+    """What the engine calls the document."""
+    return document.vector_id or document.id or ""
 
 
 def _seen(engine: Engine | None, kept: Any, asked: Vector, own: Vector, by_length: bool) -> Seen:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
 
-from langchain_rag_explain.documents import carried, get_explanation, reranked_score
+from langchain_rag_explain.documents import carried, get_explanation, keys, reranked_score
 from langchain_rag_explain.stores import stage_name
 from rag_explain.log import ExplanationLog
 from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun
@@ -63,7 +63,7 @@ class _Answer:
 
     def pass_through(self, documents: Sequence[Document], name: str, run: UUID | None, outer: UUID | None) -> _Found:
         """The documents that the stage of this name returned, each with its hit."""
-        found = [(_keys(document), carried(document)) for document in documents]
+        found = [(keys(document), carried(document)) for document in documents]
         known = [self.staged.find(*one, run) for one in found]
         told = [
             None if hit is None else reranked_score(document, hit)
@@ -75,7 +75,7 @@ class _Answer:
 
     def step(self, run: UUID, documents: Sequence[Document]) -> None:
         """A part of the chain returned documents: a stage, if retrievers of the chain had found them all."""
-        hits = [self.staged.find(_keys(document), carried(document)) for document in documents]
+        hits = [self.staged.find(keys(document), carried(document)) for document in documents]
         handles = {None if hit is None else hit.handle for hit in hits}
         outermost = [one for one in self.retrievals.values() if one.outer is None]
         sources = [one for one in outermost if not handles.isdisjoint(one.handles)]
@@ -254,12 +254,6 @@ def _documents(outputs: Any) -> Sequence[Document]:
     lists = [outputs] if isinstance(outputs, list) else list(outputs.values()) if isinstance(outputs, Mapping) else []
     found = [one for one in lists if isinstance(one, list) and one and all(isinstance(item, Document) for item in one)]
     return found[0] if len(found) == 1 else ()
-
-
-def _keys(document: Document) -> Sequence[Hashable]:
-    """What a copy of a document is known by; some copies lose the id."""
-    text = document.page_content
-    return (text,) if document.id is None else ((document.id, text), text)
 
 
 def _hits(answer: _Answer) -> list[Hit]:
