@@ -268,7 +268,8 @@ def _members(raw: bytes, rows: plain.FieldTable) -> dict[str, Any]:
 
 def _read_hit(hit: Mapping[str, Any], query: str | None) -> LoggedHit:
     asked = query if hit["query_hash"] is None else hit["query"]
-    what, added = "a hit of a record", {"stages": [], "chunk": None}
+    what = "a hit of a record"
+    added: dict[str, Any] = {"stages": [], "chunk": None}  # members that older records lack
     return plain.made(LoggedHit, plain.read_fields({**added, **hit, "asked": asked}, _HIT, what), what)
 
 

@@ -2,7 +2,7 @@
 
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, check_mode
 from rag_explain.retrieval.engines import TOLERANCE, ChromaEngine, Engine, engine_of
-from rag_explain.retrieval.holders import held_model, inside
+from rag_explain.retrieval.holders import held_model, inside, models_inside
 from rag_explain.retrieval.nested import Encoder, Encoders, InnerHits, collecting, refuse_several, report
 from rag_explain.retrieval.search import RetrievedDocument, Search
 from rag_explain.retrieval.sharing import ExplainerSource, check_source
@@ -13,4 +13,4 @@ from rag_explain.retrieval.usage import Embedder, has_model
 __all__ = ["TOLERANCE", "UNNAMED", "ChromaEngine", "Embedder", "Encoder", "Encoders", "Engine", "ExplainMode"]
 __all__ += ["ExplainerSource", "HitExplainer", "InnerHits", "RetrievedDocument", "Search", "StagedHits", "after"]
 __all__ += ["check_mode", "check_source", "collecting", "engine_of", "has_model", "held_model", "inside"]
-__all__ += ["refuse_several", "report", "retriever_reason", "same_score", "scored"]
+__all__ += ["models_inside", "refuse_several", "report", "retriever_reason", "same_score", "scored"]

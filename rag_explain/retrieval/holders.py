@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -35,32 +35,45 @@ def held_model(*holders: object) -> SentenceTransformer | None:
     return None
 
 
-def inside(holder: object, kinds: tuple[type, ...], passed: tuple[type, ...]) -> list[Any]:
-    """All objects of these kinds that an object is or holds: the nearest first, and each once.
+def inside(holder: object, is_wanted: Callable[[object], bool], passed: tuple[type, ...]) -> list[Any]:
+    """What is wanted of all that an object is or holds: the nearest first, and each once.
 
-    They are looked for in attributes, lists and dictionaries of what is `passed` through, however deep, and one step
-    into anything else: a retriever may keep its store in an object of any class. What is found is not looked into.
+    It is looked for in attributes, lists and dictionaries of what is `passed` through, however deep, and one step into
+    anything else: a retriever may keep its store in an object of any class. What is found is not looked into.
     """
-    found, seen, wanted = list[Any](), dict[int, object](), (*kinds, *passed)
+    found, seen = list[Any](), dict[int, object]()
+
+    def is_kept(value: object) -> bool:
+        return isinstance(value, passed) or is_wanted(value)
+
     level = [holder]
     while level:
         fresh = {id(one): one for one in level if id(one) not in seen}
         seen |= fresh
-        found += [one for one in fresh.values() if isinstance(one, kinds)]
-        held = [value for one in fresh.values() if not isinstance(one, kinds) for value in _held(one, wanted)]
-        further = (value for one in held if not isinstance(one, wanted) for value in _held(one, wanted))
-        level = [value for value in (*held, *further) if isinstance(value, wanted)]
+        found += filter(is_wanted, fresh.values())
+        held = [value for one in fresh.values() if not is_wanted(one) for value in _held(one, is_kept)]
+        further = (value for one in held if not is_kept(one) for value in _held(one, is_kept))
+        level = [value for value in (*held, *further) if is_kept(value)]
     return found
 
 
-def _held(holder: object, wanted: tuple[type, ...]) -> list[object]:
+def models_inside(holder: object, passed: tuple[type, ...]) -> list[SentenceTransformer]:
+    """The models that an object holds, also in lists of what is passed through; or the one that is deeper in it."""
+    module = sys.modules.get("sentence_transformers")
+    kind = () if module is None else module.SentenceTransformer
+    found = inside(holder, lambda one: isinstance(one, kind), passed)
+    return found or [model for model in (held_model(holder),) if model is not None]
+
+
+def _held(holder: object, is_kept: Callable[[object], bool]) -> list[object]:
     """What an object keeps in attributes; entries of lists and dictionaries, of long ones if the first is wanted."""
     values = list[object]()
     for value in attributes(holder).values():
-        entries = value.values() if isinstance(value, dict) else value
         if not isinstance(value, (list, tuple, dict)):
             values.append(value)
-        elif len(value) <= _SMALL or isinstance(next(iter(entries)), wanted):
+            continue
+        entries: Iterable[object] = value.values() if isinstance(value, dict) else value
+        if len(value) <= _SMALL or is_kept(next(iter(entries))):
             values += entries
     return values
 

@@ -110,7 +110,7 @@ def _digest(model: Any) -> str:
 def refuse_several(encoders: Sequence[Encoder], holder: object) -> None:
     """Which of several encoders is to explain, only the caller knows."""
     if len(encoders) > 1:
-        names = " and ".join(dict.fromkeys(_name(source) for source, _ in encoders))
+        names = " and ".join(_name(source) for source, _ in encoders)
         raise InvalidInput(
             f"{type(holder).__name__} holds several encoders ({names}): pass the one to explain by as explainer=, or "
             "put an ExplainingRetriever around each retriever inside"
@@ -118,8 +118,10 @@ def refuse_several(encoders: Sequence[Encoder], holder: object) -> None:
 
 
 def _name(source: Any) -> str:
-    """The class of an embedding object, and which model it says that it has."""
+    """The class of an embedding object, and which model it says that it has, or of which class that is."""
     if not isinstance(source, Embedder):
         return type(source).__name__
-    model = getattr(source.holder, "model_name", None)
-    return f"{source.name} with {model}" if isinstance(model, str) and model != "unknown" else source.name
+    said = getattr(source.holder, "model_name", None)
+    if not isinstance(said, str) or said == "unknown":
+        said = type(getattr(source.model[0], "auto_model", source.model)).__name__ if source.model else "no model"
+    return f"{source.name} with {said}"

@@ -105,8 +105,10 @@ class ExplainingRetriever(BaseRetriever):
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
         encoders = self._encoders.among(self._encoders_inside())
         source, embedder = encoders[0] if len(encoders) == 1 else (None, None)
-        if self.explainer is not None:
-            source = embedder_of(self.explainer) if isinstance(self.explainer, Embeddings) else self.explainer
+        if isinstance(self.explainer, Embeddings):
+            source = embedder = embedder_of(self.explainer)
+        elif self.explainer is not None:
+            source = self.explainer
         engine = engine_of_store(self._store)
         is_told = self.vectorstore is not None or _tells_scores(self.retriever) or tells_chunk_scores(self.retriever)
         told = engine.metric if engine is not None and is_told else UNKNOWN

@@ -74,4 +74,4 @@ def stored_nodes(index: BaseIndex[Any]) -> list[BaseNode]:
     try:
         return list(store.get_nodes(None))  # type: ignore[union-attr]  # what has no such method cannot list either
     except Exception as error:
-        raise InvalidInput(f"{type(store).__name__} cannot list its nodes: pass them to precompute") from error
+        raise InvalidInput(f"{type(store or index).__name__} cannot list its nodes: pass them to precompute") from error
