@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -125,10 +126,14 @@ def attributes(holder: object) -> dict[str, object]:
     """What an object keeps in itself, by name: of plain data, classes and modules nothing. No property is called."""
     if isinstance(holder, _PLAIN):
         return {}
-    names = (name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ()))
-    slots = {name: getattr(holder, name, None) for name in names}
+    slots = {name: getattr(holder, name, None) for name in _slots(type(holder))}
     private = getattr(holder, "__pydantic_private__", None) or {}
     return {**slots, **getattr(holder, "__dict__", {}), **private}
+
+
+@lru_cache(maxsize=1024)
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(name for one in kind.__mro__ for name in getattr(one, "__slots__", ()))
 
 
 def _replaced(holder: object, model: object, other: object, depth: int) -> Any:

@@ -14,6 +14,9 @@ from rag_explain.retrieval import Encoder, has_model, inside, models_inside
 
 def parts_inside(retriever: BaseRetriever | VectorStore | None, wrapper: type[BaseRetriever]) -> list[object]:
     """The vector stores and wrapped retrievers in it, found by what they are and not by the names of attributes."""
+    direct = getattr(retriever, "vectorstore", None)
+    if isinstance(direct, VectorStore):  # there is no quicker way to look
+        return [direct]
     return inside(retriever, lambda one: isinstance(one, VectorStore | wrapper), (Runnable,))
 
 
