@@ -50,6 +50,11 @@ def cut_sides(notices: Iterable[Notice]) -> tuple[Role, ...]:
     return tuple(notice.side for notice in notices if notice.code == TRUNCATED and notice.side is not None)
 
 
+def is_of_chunk(notices: Iterable[Notice]) -> bool:
+    """Whether what is explained is a chunk of the document that is shown."""
+    return any(notice.code == CHUNK for notice in notices)
+
+
 def stand_in_reason(notices: Iterable[Notice]) -> str | None:
     """Why what is explained is not what the retriever scored: all reasons in one string, None where there is none."""
     return "; ".join(dict.fromkeys(notice.text for notice in notices if notice.code in STAND_INS)) or None

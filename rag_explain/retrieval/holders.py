@@ -126,7 +126,8 @@ def attributes(holder: object) -> dict[str, object]:
     """What an object keeps in itself, by name: of plain data, classes and modules nothing. No property is called."""
     if isinstance(holder, _PLAIN):
         return {}
-    slots = {name: getattr(holder, name, None) for name in _slots(type(holder))}
+    kind: Any = type(holder)
+    slots = {name: getattr(holder, name, None) for name in _slots(kind)}
     private = getattr(holder, "__pydantic_private__", None) or {}
     return {**slots, **getattr(holder, "__dict__", {}), **private}
 

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from rag_explain.errors import InvalidInput
 from rag_explain.explainer import Explainer
+from rag_explain.render.views.explanation import pieces
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.notices import CHUNK
 from rag_explain.retrieval import (
@@ -208,7 +209,9 @@ def test_a_chunk_is_explained_alone_and_shown_in_its_document() -> None:
             assert part is not None
             assert part.document == whole
             assert all(whole[span.start : span.end] == span.text and span.start >= start for span in part)
-        assert "characters" in found.to_html()
+        (before, *_), (after, *_) = pieces(why, "document"), pieces(why, "document")[::-1]
+        assert (before.text, before.is_read, after.is_read) == (whole[:start], False, True)
+        assert f"characters {start:,} to" in found.to_html()
 
 
 def test_what_stands_nowhere_in_the_document_is_explained_alone() -> None:

@@ -22,6 +22,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
 
 from langchain_rag_explain.documents import carried, get_explanation, keys, reranked_score
+from langchain_rag_explain.retrievers import ExplainingRetriever
 from langchain_rag_explain.stores import stage_name
 from rag_explain.log import ExplanationLog
 from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun
@@ -43,6 +44,7 @@ class _Retrieval:
     query: str
     name: str
     outer: UUID | None  # the retriever inside which this one ran
+    is_stage: bool = True  # and no wrapper, which changes nothing
     found: _Found = ()  # as the last stage left them
 
     @property
@@ -61,7 +63,9 @@ class _Answer:
     names: dict[UUID, str] = field(default_factory=dict)  # of all runs
     staged: StagedHits = field(default_factory=StagedHits)
 
-    def pass_through(self, documents: Sequence[Document], name: str, run: UUID | None, outer: UUID | None) -> _Found:
+    def pass_through(
+        self, documents: Sequence[Document], name: str, run: UUID | None, outer: UUID | None, *, is_seen: bool = False
+    ) -> _Found:
         """The documents that the stage of this name returned, each with its hit."""
         found = [(keys(document), carried(document)) for document in documents]
         known = [self.staged.find(*one, run) for one in found]
@@ -70,7 +74,7 @@ class _Answer:
             for document, hit in zip(documents, known, strict=True)
         ]
         scores = told if any(score is not None for score in told) else None
-        hits = self.staged.pass_through(name, found, scores, run=run, outer=outer, is_seen=run is not None)
+        hits = self.staged.pass_through(name, found, scores, run=run, outer=outer, is_seen=is_seen)
         return list(zip(documents, hits, strict=True))
 
     def step(self, run: UUID, documents: Sequence[Document]) -> None:
@@ -133,7 +137,8 @@ class ExplanationLogHandler(BaseCallbackHandler):
                 retriever, name = _retriever(), answer.names[run_id]
                 if type(retriever).__name__ == name:  # it was given no name of its own
                     name = stage_name(retriever)
-                answer.retrievals[run_id] = _Retrieval(query, name, outer)
+                is_stage = not isinstance(retriever, ExplainingRetriever)
+                answer.retrievals[run_id] = _Retrieval(query, name, outer, is_stage)
                 answer.staged.enter(run_id)
 
     def on_retriever_end(
@@ -142,8 +147,9 @@ class ExplanationLogHandler(BaseCallbackHandler):
         """A retriever has found its documents."""
         with self._runs.outermost(run_id) as outermost:
             if outermost is not None and run_id in outermost.state.retrievals:
-                retrieval = outermost.state.retrievals[run_id]
-                retrieval.found = outermost.state.pass_through(documents, retrieval.name, run_id, retrieval.outer)
+                one = outermost.state.retrievals[run_id]
+                state = outermost.state
+                one.found = state.pass_through(documents, one.name, run_id, one.outer, is_seen=one.is_stage)
         self._end(run_id, None, {})
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any) -> None:

@@ -65,7 +65,7 @@ class ChunkSearch:
 
 def _of_chunk(key: str, document: Document, chunk: Document, score: float | None) -> RetrievedDocument:
     whole, text = document.page_content, chunk.page_content
-    told = chunk.metadata.get("start_index")  # written by splitters that were asked to
+    told: Any = chunk.metadata.get("start_index")  # written by splitters that were asked to
     is_there = isinstance(told, int) and told >= 0 and whole.startswith(text, told)
     start: int = told if is_there else whole.find(text)
     return RetrievedDocument(
