@@ -35,8 +35,8 @@ LAYERS = """
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
     planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
-    retrieval.engines retrieval.stages retrieval.sharing retrieval.nested retrieval.search retrieval.truth retrieval.adapter
-    retrieval.saved_index
+    retrieval.engines retrieval.stages retrieval.sharing retrieval.nested retrieval.search retrieval.truth
+    retrieval.adapter retrieval.saved_index
     retrieval.faiss retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
     log.writer log.runs log.verify log.diff log

@@ -118,7 +118,7 @@ class Hit(Displayable):
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON. Never computes: a pending explanation is written as None."""
         explanation = self.peek()
-        names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason")
+        names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason", "chunk")
         plain: dict[str, Any] = to_plain({name: getattr(self, name) for name in names})
         plain["stages"] = [to_plain(asdict(stage)) for stage in self.stages]
         return plain | {"explanation": None if explanation is None else explanation.to_dict()}
