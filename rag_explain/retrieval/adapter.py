@@ -235,7 +235,8 @@ class _Batch:
 
     def deferred(self, document: RetrievedDocument) -> Deferred[Any]:
         if document.text is None:
-            return Deferred.skipped("the document has no text")
+            unknown = "the chunk by which the document was found is not known"
+            return Deferred.skipped("the document has no text" if document.whole is None else unknown)
         deferred = Deferred(partial(self._compute, document), together=self)
         self._documents[deferred] = document
         return deferred
@@ -332,7 +333,7 @@ def _hit(
     chunk, text = document.chunk, document.text
     return Hit(
         id=f"#{rank}" if document.id is None else document.id,
-        text=document.whole if chunk else text.text if isinstance(text, Passage) else text,
+        text=document.whole if chunk or text is None else text.text if isinstance(text, Passage) else text,
         rank=rank,
         score=document.score,
         metric=metric.name,

@@ -31,6 +31,9 @@ class InnerHits:
     def __init__(self) -> None:
         self._hits: dict[Hashable, Hit] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._hits)
+
     def find(self, keys: Sequence[Hashable]) -> Hit | None:
         """The hit of the document that is known by one of these keys, the most telling first."""
         return next((self._hits[key] for key in keys if key in self._hits), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from langchain_core.documents import Document
@@ -39,28 +39,33 @@ class ChunkSearch:
     """One search: `retriever` is asked, then `found` tells which chunk each of its documents was found by."""
 
     def __init__(self, retriever: Any) -> None:
-        self._chunks: list[tuple[Document, float | None]] = []
-        self._keys: dict[int, str] = {}
+        self._chunks, self._documents = _Ear(retriever.vectorstore), _Ear(retriever.docstore)
         self._id_key: str = retriever.id_key
-        ears = {
-            "vectorstore": _Ear(retriever.vectorstore, self._hear_chunks),
-            "docstore": _Ear(retriever.docstore, self._hear_documents),
-        }
+        ears = {"vectorstore": self._chunks, "docstore": self._documents}
         self.retriever: BaseRetriever = retriever.model_copy(update=ears)
-
-    def _hear_chunks(self, call: tuple[Any, ...], found: Sequence[Any]) -> None:
-        self._chunks += [one if isinstance(one, tuple) else (one, None) for one in found]
-
-    def _hear_documents(self, call: tuple[Any, ...], found: Sequence[Document | None]) -> None:
-        self._keys |= {id(document): key for key, document in zip(call[0], found, strict=True) if document is not None}
 
     def found(self, documents: Sequence[Document]) -> list[RetrievedDocument]:
         """The first chunk of each document that the search returned: where that is by similarity, the best one."""
+        try:
+            return list(self._of_chunks(documents))
+        except Exception as error:  # no search fails because it could not be followed
+            logger.warning("which chunks were found is not known: %s: %s", type(error).__name__, error)
+            return [
+                RetrievedDocument(id=one.id, text=None, whole=one.page_content, metadata=one.metadata)
+                for one in documents
+            ]
+
+    def _of_chunks(self, documents: Sequence[Document]) -> Iterator[RetrievedDocument]:
         first: dict[str, tuple[Document, float | None]] = {}
-        for chunk, score in self._chunks:
-            first.setdefault(chunk.metadata.get(self._id_key, ""), (chunk, score))
-        keys = [self._keys[id(document)] for document in documents]
-        return [_of_chunk(key, document, *first[key]) for key, document in zip(keys, documents, strict=True)]
+        for _, found in self._chunks.heard:
+            for chunk, score in found:
+                first.setdefault(chunk.metadata.get(self._id_key, ""), (chunk, score))
+        looked_up = [both for call, found in self._documents.heard for both in zip(call[0], found, strict=True)]
+        kept = [(key, document) for key, (document, _) in looked_up if document is not None]
+        for document, (key, own) in zip(documents, kept, strict=False):  # the caller may have asked for fewer
+            if own is not document:
+                raise LookupError("the documents are not those that were looked up")
+            yield _of_chunk(key, document, *first[key])
 
 
 def _of_chunk(key: str, document: Document, chunk: Document, score: float | None) -> RetrievedDocument:
@@ -82,8 +87,9 @@ def _of_chunk(key: str, document: Document, chunk: Document, score: float | None
 class _Ear:
     """A store for one search: it is the store itself, but that what searches and look-ups return is heard too."""
 
-    def __init__(self, store: Any, hear: Callable[[tuple[Any, ...], Any], None]) -> None:
-        self._store, self._hear = store, hear
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.heard: list[tuple[tuple[Any, ...], list[tuple[Any, float | None]]]] = []  # calls, and what they returned
 
     def __getattr__(self, name: str) -> Any:
         plain = name.removeprefix("a")
@@ -93,16 +99,17 @@ class _Ear:
         method = getattr(self._store, f"{name}_with_score" if is_told else name)
 
         def asked(*call: Any, **options: Any) -> Any:
-            return self._heard(call, method(*call, **options), is_told)
+            return self._hear(call, list(method(*call, **options)), is_told)
 
         async def awaited(*call: Any, **options: Any) -> Any:
-            return self._heard(call, await method(*call, **options), is_told)
+            return self._hear(call, list(await method(*call, **options)), is_told)
 
         return asked if plain == name else awaited
 
-    def _heard(self, call: tuple[Any, ...], found: Sequence[Any], is_told: bool) -> Sequence[Any]:
+    def _hear(self, call: tuple[Any, ...], found: list[Any], is_told: bool) -> list[Any]:
         documents = [one[0] if isinstance(one, tuple) else one for one in found]
-        self._hear(call, found if is_told else documents)  # a relevance score is no score of the store
+        # A relevance score is no score of the store.
+        self.heard.append((call, found if is_told else [(document, None) for document in documents]))
         return documents if is_told else found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -48,9 +49,8 @@ def parents(
 ) -> ParentDocumentRetriever:
     retriever = ParentDocumentRetriever(
         vectorstore=store or InMemoryVectorStore(embeddings or LocalEmbeddings(tiny("bert"))),
-        docstore=InMemoryStore(),
         child_splitter=splitter or sentences(),
-        **fields,
+        **{"docstore": InMemoryStore()} | fields,
     )
     documents = [Document(text, metadata={"page": page}) for page, text in enumerate(PARENTS)]
     retriever.add_documents(documents, ids=KEYS)
@@ -197,6 +197,41 @@ def test_a_class_with_a_search_of_its_own_is_asked_as_it_is(base: ParentDocument
     for document in found:
         assert "chosen by Reversed" in (document.explanation.surrogate or "")  # type: ignore[attr-defined]
         assert (document.hit.chunk, document.explanation.document) == (None, document.page_content)  # type: ignore[attr-defined]
+
+
+class Forgetful(InMemoryStore):
+    """Leaves out what it does not have, as a docstore of one's own may."""
+
+    def mget(self, keys: Sequence[str]) -> Any:
+        return (one for one in super().mget(keys) if one is not None)
+
+
+def test_a_docstore_that_leaves_documents_out_fails_no_search() -> None:
+    for base in (parents(), parents(docstore=Forgetful())):
+        base.docstore.mdelete([chunks(base).popitem()[0]])
+        found = ExplainingRetriever(retriever=base).invoke(QUERY)
+        assert found == base.invoke(QUERY)
+        assert len(found) == len(chunks(base)) - 1
+        for document in found:
+            hit = document.hit  # type: ignore[attr-defined]
+            if isinstance(base.docstore, Forgetful):
+                assert (hit.status, hit.chunk) == ("skipped", None)
+                assert hit.reason == "the chunk by which the document was found is not known"
+                assert hit.text == document.page_content
+            else:
+                assert document.page_content[slice(*hit.chunk)] == chunks(base)[hit.id][0].page_content
+
+
+def test_one_document_under_two_keys_is_explained_by_the_chunk_of_each() -> None:
+    store, docstore = InMemoryVectorStore(LocalEmbeddings(tiny("bert"))), InMemoryStore()
+    document = Document(f"{CORPUS[0]}. {CORPUS[2]}")
+    docstore.mset([("a", document), ("b", document)])
+    store.add_documents([Document(CORPUS[0], metadata={"doc_id": "a"}), Document(CORPUS[2], metadata={"doc_id": "b"})])
+    base = MultiVectorRetriever(vectorstore=store, docstore=docstore)
+    found = ExplainingRetriever(retriever=base).invoke(QUERY)
+    assert found == base.invoke(QUERY)
+    hits = {one.hit.id: one.hit for one in found}  # type: ignore[attr-defined]
+    assert {key: hit.text[slice(*hit.chunk)] for key, hit in hits.items()} == {"a": CORPUS[0], "b": CORPUS[2]}
 
 
 def test_chunks_are_precomputed_and_forgotten_by_the_key_of_their_document(base: ParentDocumentRetriever) -> None:

@@ -226,7 +226,9 @@ def _check(base: object, explainer: object, surrogate: object) -> None:
 def _known(node: NodeWithScore, inner: InnerHits) -> Hit | None:
     """The hit of a wrapped retriever inside the base: the node's own, or that of an equal node."""
     own = carried(node)
-    return own if own is not None and own.status != "skipped" else inner.find((node.node.hash,))
+    if own is not None and own.status != "skipped":
+        return own
+    return inner.find((node.node.hash,)) if inner else None
 
 
 def _surrogate(base: BaseRetriever) -> str | None:
