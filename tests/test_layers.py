@@ -36,8 +36,8 @@ LAYERS = """
     planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.pgvector retrieval.engines.qdrant
-    retrieval.engines retrieval.stages retrieval.sharing retrieval.search retrieval.truth retrieval.adapter
-    retrieval.saved_index
+    retrieval.engines retrieval.stages retrieval.sharing retrieval.nested retrieval.search retrieval.truth
+    retrieval.adapter retrieval.saved_index
     retrieval.faiss retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
     log.writer log.lookup log.runs log.states log.verify log.diff log

@@ -88,6 +88,7 @@ class LoggedHit:
     query_hash: str | None = None
     around: tuple[str, str] | None = None  # what was embedded before and after the text
     around_hash: str | None = None  # of both with a zero byte between
+    chunk: tuple[int, int] | None = None  # where in the text the chunk stands that was embedded
     metadata: Mapping[str, Any] = field(default_factory=dict)
     explanation: LoggedExplanation | None = None
     stages: tuple[Stage, ...] = ()
@@ -116,6 +117,7 @@ class LoggedHit:
             query_hash=policy.hashed(rewritten),
             around=policy.written(around),
             around_hash=None if around is None else policy.hashed("\0".join(around)),
+            chunk=hit.chunk,
             metadata=policy.written(metadata) or {},
             stages=tuple(replace(stage, name=mask(stage.name, policy.redact)) for stage in hit.stages),
             explanation=None if why is None else LoggedExplanation.of(why, policy, policy.written(asked), shown),
@@ -133,7 +135,7 @@ class LoggedHit:
                 handle = Deferred(None, status="failed", reason=str(error))
         names = ("id", "text", "rank", "score", "metric", "metadata", "stages", "query")
         own = {name: getattr(self, name) for name in names}
-        return Hit(**own, handle=handle, around=self.around or ("", ""))
+        return Hit(**own, handle=handle, around=self.around or ("", ""), chunk=self.chunk)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +270,8 @@ def _members(raw: bytes, rows: plain.FieldTable) -> dict[str, Any]:
 def _read_hit(hit: Mapping[str, Any], query: str | None) -> LoggedHit:
     asked = query if hit["query_hash"] is None else hit["query"]
     what = "a hit of a record"
-    return plain.made(LoggedHit, plain.read_fields({"stages": [], **hit, "asked": asked}, _HIT, what), what)
+    added: dict[str, Any] = {"stages": [], "chunk": None}  # members that older records lack
+    return plain.made(LoggedHit, plain.read_fields({**added, **hit, "asked": asked}, _HIT, what), what)
 
 
 # How members are written and read back. A record's hits stand after all that a listing needs.
@@ -278,7 +281,7 @@ _STAGES: plain.Row = (
 )
 _METADATA: plain.Row = (None, lambda value, data: plain.to_plain(value))  # without NaN, which cannot be written again
 _WHY: plain.Row = (LoggedExplanation.to_dict, LoggedExplanation.from_dict)
-_HIT = plain.table(LoggedHit, around=TUPLE, metadata=_METADATA, explanation=_WHY, stages=_STAGES)
+_HIT = plain.table(LoggedHit, around=TUPLE, chunk=TUPLE, metadata=_METADATA, explanation=_WHY, stages=_STAGES)
 _TIME: plain.Row = (
     lambda when: when.isoformat(timespec="microseconds").replace("+00:00", "Z"),
     lambda text, data: datetime.fromisoformat(text).astimezone(UTC),

@@ -101,10 +101,11 @@ def _verdict(
         return verdict("unknown", "the encoder read more than the document's text, which is not in the record")
     if hit.around_hash and not is_hash_of(f"{before}\0{after}", hit.around_hash, hash_key):
         return verdict("unknown", "what was embedded with the document is redacted or was not kept")
-    passage = Passage(before + document + after, len(before), len(before) + len(document))
+    start, end = hit.chunk or (0, len(document))
+    passage = Passage(before + document[start:end] + after, len(before), len(before) + len(document[start:end]))
     try:
         explainer = explainers(why.outline)
-        again = explainer.explain(query, passage).grouped(why.outline.unit)
+        again = explainer.explain(query, passage).grouped(why.outline.unit).within(document, start)
         is_other = _is_other(explainer, models.get(why.outline.fingerprint, ()))
     except Exception as error:  # whatever a model raises when it is loaded: the other records are still checked
         told = str(error) if isinstance(error, RagExplainError) else f"{type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ from rag_explain.probes import Probes
 from rag_explain.results import serialization as plain
 from rag_explain.results.display import Displayable
 from rag_explain.results.links import Link, find_links
-from rag_explain.results.notices import Notice, cut_sides, merged, stand_in_reason
+from rag_explain.results.notices import Notice, cut_sides, is_of_chunk, merged, stand_in_reason
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.results.spans import ValuedSpan, best
 from rag_explain.texts.tokens import Role, Token, Unit
@@ -115,6 +115,11 @@ class Explanation(ReadOnly, Displayable):
         """The same explanation with more to know about it."""
         return replace(self, notices=merged(self.notices, notices)) if notices else self
 
+    def within(self, document: str, start: int) -> Explanation:
+        """The same explanation, of a chunk that stands at this character of a document, shown in the document."""
+        tokens = (replace(one, start=one.start + start, end=one.end + start) for one in self.document_tokens)
+        return replace(self, document=document, document_tokens=tuple(tokens))
+
     @property
     def unattributed(self) -> float:
         """score - pairs.sum(): what no pair of this unit carries (biases; by words also special tokens)."""
@@ -182,7 +187,8 @@ class Explanation(ReadOnly, Displayable):
             raise InvalidInput("words cannot be found without the texts: group the explanation before dropping them")
         cut = self.truncated
         query_tokens, rows = text_units(self.query_tokens, self.query, "word", truncated="query" in cut)
-        document_tokens, columns = text_units(self.document_tokens, self.document, unit, truncated="document" in cut)
+        is_cut = "document" in cut or is_of_chunk(self.notices)
+        document_tokens, columns = text_units(self.document_tokens, self.document, unit, truncated=is_cut)
         shape = (len(query_tokens) + 1, len(document_tokens) + 1)
         similarities = self.similarities
         return replace(

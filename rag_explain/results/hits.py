@@ -36,6 +36,8 @@ class Hit(Displayable):
     query: str | None = field(default=None, repr=False)  # what the retriever was asked, where that is known
     # What the encoder read before and after the text: metadata, where they were embedded with it.
     around: tuple[str, str] = field(default=("", ""), repr=False)
+    # Where in the text the chunk stands that was embedded and found; None where that is the whole text.
+    chunk: tuple[int, int] | None = None
 
     @property
     def explanation(self) -> Explanation | None:
@@ -117,7 +119,7 @@ class Hit(Displayable):
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON. Never computes: a pending explanation is written as None."""
         explanation = self.peek()
-        names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason")
+        names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason", "chunk")
         plain: dict[str, Any] = to_plain({name: getattr(self, name) for name in names})
         plain["stages"] = [to_plain(asdict(stage)) for stage in self.stages]
         return plain | {"explanation": None if explanation is None else explanation.to_dict()}

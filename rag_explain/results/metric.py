@@ -59,6 +59,8 @@ class Metric:
     @classmethod
     def find(cls, name: str) -> Metric | None:
         """The metric with this name; None for a name that is not known here."""
+        if not isinstance(name, str):
+            return None
         shown = name.removesuffix(_NOT_NORMALISED)
         is_exponential = shown.startswith("exp(-") and shown.endswith(")")
         base = shown[len("exp(-") : -1].removeprefix("(").removesuffix(")") if is_exponential else shown

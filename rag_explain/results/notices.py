@@ -25,6 +25,8 @@ UNKNOWN = "unknown"
 SPELLED = "spelled"
 # The encoder read only a part of a text.
 TRUNCATED = "truncated"
+# What is explained is a chunk, by which the document that was returned was found.
+CHUNK = "chunk"
 # Something the method itself says about this pair.
 METHOD = "method"
 
@@ -46,6 +48,11 @@ class Notice:
 def cut_sides(notices: Iterable[Notice]) -> tuple[Role, ...]:
     """The texts of which the encoder read only a part."""
     return tuple(notice.side for notice in notices if notice.code == TRUNCATED and notice.side is not None)
+
+
+def is_of_chunk(notices: Iterable[Notice]) -> bool:
+    """Whether what is explained is a chunk of the document that is shown."""
+    return any(notice.code == CHUNK for notice in notices)
 
 
 def stand_in_reason(notices: Iterable[Notice]) -> str | None:

@@ -53,6 +53,11 @@ class ValuedSpans(ReadOnly, tuple[ValuedSpan, ...], Displayable):
         """The same with more to know about it."""
         return replace(self, notices=merged(self.notices, notices)) if notices else self
 
+    def within(self, document: str, start: int) -> Self:
+        """The same of a chunk that stands at this character of a document, with offsets into the document."""
+        spans = (one._replace(start=one.start + start, end=one.end + start) for one in self.spans)
+        return replace(self, document=document, spans=tuple(spans))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything that `from_dict` needs, and the format's version."""
         return {"format": self.FORMAT, "version": self.VERSION, **plain.fields_to_dict(self, _rows(type(self)))}

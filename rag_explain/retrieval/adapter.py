@@ -22,11 +22,13 @@ from rag_explain.results.deferred import Deferred, Parts, load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.metric import Metric
+from rag_explain.results.notices import CHUNK, Notice
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.stages import Stage
 from rag_explain.retrieval.engines import TOLERANCE, Engine
 from rag_explain.retrieval.search import Moment, Moments, RetrievedDocument, Search
 from rag_explain.retrieval.sharing import ExplainerSource
+from rag_explain.retrieval.stages import passed
 from rag_explain.retrieval.truth import Checks, Scoring
 from rag_explain.retrieval.usage import Embedder
 from rag_explain.texts.passage import Passage
@@ -39,6 +41,10 @@ logger = logging.getLogger("rag_explain.retrieval")
 
 ExplainMode = Literal["lazy", "eager", "off"]
 _NOT_ASKED = "an explanation was not asked for"
+_APART = (
+    "the document was found by a text that was embedded for it and does not stand in it, such as a summary: "
+    "what is explained is that text"
+)
 
 
 class HitExplainer(ProcessBound):
@@ -86,7 +92,7 @@ class HitExplainer(ProcessBound):
         engine: Callable[[], Engine | None] = lambda: None,
     ) -> None:
         check_mode(explain, top)
-        if time_limit is not None and not time_limit >= 0:
+        if not (time_limit is None or (isinstance(time_limit, (int, float)) and time_limit >= 0)):
             raise InvalidInput(f"time_limit must be a number of seconds, not {time_limit!r}")
         self.mode, self.top, self.time_limit, self.unit = explain, top, time_limit, unit and known_unit(unit)
         self.tolerance = tolerance
@@ -115,11 +121,13 @@ class HitExplainer(ProcessBound):
         surrogate: str | None = None,
         query_vector: Any = None,
         search: Search | None = None,
+        known: Sequence[Hit | None] = (),
     ) -> Hits:
         """The documents in the order given, each with a handle on its explanation.
 
         Arguments are those of the class, for this call; a `surrogate` is said beside that of the class. `query_vector`
-        is what was searched with, where it is at hand: it is compared with this encoder's own.
+        is what was searched with, where it is at hand: it is compared with this encoder's own. `known` are the hits of
+        wrapped retrievers inside the one that was asked: they are kept, with the stage that came after.
         """
         mode = self.mode if explain is None else explain
         top = self.top if top is None else top
@@ -136,16 +144,22 @@ class HitExplainer(ProcessBound):
             shared.deferred(document, "explanation") if shared and rank < wanted else Deferred.skipped(_NOT_ASKED)
             for rank, document in enumerate(documents)
         ]
+        inner = [hit if rank < wanted else None for rank, hit in enumerate(known or [None] * len(documents))]
+        handles = [handle if hit is None else hit.handle for handle, hit in zip(handles, inner, strict=True)]
         if mode == "eager":
             handles = self._computed(handles, search)
         parts = [
             Parts(partial(shared.deferred, document)) if shared and rank < wanted else None
             for rank, document in enumerate(documents)
         ]
-        return Hits(
+        made = [
             _hit(document, rank, query, scoring.metric, handle, more, search.name)
             for rank, (document, handle, more) in enumerate(zip(documents, handles, parts, strict=True), 1)
-        )
+        ]
+        told = [document.score for document in documents]
+        staged = passed(search.name, inner, told if any(score is not None for score in told) else None)
+        kept = zip(made, staged, strict=True)
+        return Hits(own if hit is None else replace(hit, handle=own.handle) for own, hit in kept)
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any
@@ -224,7 +238,8 @@ class _Batch:
 
     def deferred(self, document: RetrievedDocument) -> Deferred[Any]:
         if document.text is None:
-            return Deferred.skipped("the document has no text")
+            unknown = "the chunk by which the document was found is not known"
+            return Deferred.skipped("the document has no text" if document.whole is None else unknown)
         deferred = Deferred(partial(self._compute, document), together=self)
         self._documents[deferred] = document
         return deferred
@@ -252,9 +267,9 @@ class _Batch:
     def _computed(self, documents: Sequence[RetrievedDocument]) -> list[Any]:
         texts = [document.text for document in documents if document.text is not None]
         values = _COMPUTED[self._name](self._query, texts, [document.id for document in documents])
-        if self._name == "evidence":  # where to look: it says nothing of a score
-            return values
-        return self._query.checked(list(zip(documents, values, strict=True)))
+        if self._name != "evidence":  # where to look: it says nothing of a score
+            values = self._query.checked(list(zip(documents, values, strict=True)))
+        return [_shown(value, document) for value, document in zip(values, documents, strict=True)]
 
 
 def _explanations(query: _Query, texts: Sequence[str | Passage], ids: Sequence[str | None]) -> list[Any]:
@@ -279,6 +294,17 @@ _COMPUTED = {
     "highlights": _highlights,
     "evidence": _evidence,
 }
+
+
+def _shown(value: Any, document: RetrievedDocument) -> Any:
+    """What was computed of a chunk, in the document that it is of: the one that was returned."""
+    if document.whole is None:
+        return value
+    if document.chunk is None:
+        return value.with_notices(Notice(CHUNK, _APART))
+    start, end = document.chunk
+    found = f"the document was found by its characters {start:,} to {end:,}: what is explained is this chunk alone"
+    return value.with_notices(Notice(CHUNK, found, "note")).within(document.whole, start)
 
 
 def _computed_in_time(
@@ -308,10 +334,10 @@ def _hit(
     parts: Parts | None,
     name: str,
 ) -> Hit:
-    text = document.text
+    chunk, text = document.chunk, document.text
     return Hit(
         id=f"#{rank}" if document.id is None else document.id,
-        text=text.text if isinstance(text, Passage) else text,
+        text=document.whole if chunk or text is None else text.text if isinstance(text, Passage) else text,
         rank=rank,
         score=document.score,
         metric=metric.name,
@@ -321,6 +347,7 @@ def _hit(
         parts=parts,
         query=query or None,
         around=text.around if isinstance(text, Passage) else ("", ""),
+        chunk=chunk,
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,49 @@ def held_model(*holders: object) -> SentenceTransformer | None:
             return next(iter(found.values())) if len(found) == 1 else None
         level = [value for holder in level for value in attributes(holder).values()]
     return None
+
+
+def inside(holder: object, is_wanted: Callable[[object], bool], passed: tuple[type, ...]) -> list[Any]:
+    """What is wanted of all that an object is or holds: the nearest first, and each once.
+
+    It is looked for in attributes, lists and dictionaries of what is `passed` through, however deep, and one step into
+    anything else: a retriever may keep its store in an object of any class. What is found is not looked into.
+    """
+    found, seen = list[Any](), dict[int, object]()
+
+    def is_kept(value: object) -> bool:
+        return isinstance(value, passed) or is_wanted(value)
+
+    level = [holder]
+    while level:
+        fresh = {id(one): one for one in level if id(one) not in seen}
+        seen |= fresh
+        found += filter(is_wanted, fresh.values())
+        held = [value for one in fresh.values() if not is_wanted(one) for value in _held(one, is_kept)]
+        further = (value for one in held if not is_kept(one) for value in _held(one, is_kept))
+        level = [value for value in (*held, *further) if is_kept(value)]
+    return found
+
+
+def models_inside(holder: object, passed: tuple[type, ...]) -> list[SentenceTransformer]:
+    """The models that an object holds, also in lists of what is passed through; or the one that is deeper in it."""
+    module = sys.modules.get("sentence_transformers")
+    kind = () if module is None else module.SentenceTransformer
+    found = inside(holder, lambda one: isinstance(one, kind), passed)
+    return found or [model for model in (held_model(holder),) if model is not None]
+
+
+def _held(holder: object, is_kept: Callable[[object], bool]) -> list[object]:
+    """What an object keeps in attributes; entries of lists and dictionaries, of long ones if the first is wanted."""
+    values = list[object]()
+    for value in attributes(holder).values():
+        if not isinstance(value, (list, tuple, dict)):
+            values.append(value)
+            continue
+        entries: Iterable[object] = value.values() if isinstance(value, dict) else value
+        if len(value) <= _SMALL or is_kept(next(iter(entries))):
+            values += entries
+    return values
 
 
 def with_model(holder: object, model: object, other: object) -> Any:
@@ -85,11 +129,16 @@ def attributes(holder: object) -> dict[str, object]:
     """
     if isinstance(holder, _PLAIN):
         return {}
-    names = (name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ()))
-    slots = {name: getattr(holder, name, None) for name in names}
+    kind: Any = type(holder)
+    slots = {name: getattr(holder, name, None) for name in _slots(kind)}
     private = getattr(holder, "__pydantic_private__", None) or {}
     kept = {**slots, **getattr(holder, "__dict__", {}), **private}
     return {name: value for name, value in kept.items() if not (name.startswith("__") and name.endswith("__"))}
+
+
+@lru_cache(maxsize=1024)
+def _slots(kind: type) -> tuple[str, ...]:
+    return tuple(name for one in kind.__mro__ for name in getattr(one, "__slots__", ()))
 
 
 def _replaced(holder: object, model: object, other: object, depth: int) -> Any:

@@ -31,6 +31,7 @@ class RetrievedDocument:
     """A document as a retriever returned it: the string that was embedded, and the retriever's own score.
 
     `id` is the caller's own name of the document, under which a store can forget it; None where there is none.
+    Where a chunk was embedded and the document that it is of is returned, `text` and `score` are the chunk's.
     `vector` is what the index keeps for it, where that is at hand: it is compared with this encoder's own.
     """
 
@@ -39,6 +40,17 @@ class RetrievedDocument:
     score: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     vector: Any = field(default=None, repr=False, compare=False)
+    whole: str | None = None  # the document of which the text is a chunk
+    start: int | None = None  # where the chunk stands in it; None where it does not, as a summary of it
+    vector_id: str | None = None  # what the engine calls the chunk
+
+    @property
+    def chunk(self) -> tuple[int, int] | None:
+        """Where in the whole document the text that was embedded stands."""
+        if self.text is None or self.start is None:
+            return None
+        text = self.text.text if isinstance(self.text, Passage) else self.text
+        return self.start, self.start + len(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +152,9 @@ class Moments:
             if source is None:
                 embedder = moment.search.embedder
                 name = moment.search.name if embedder is None else embedder.name
-                raise InvalidInput(f"{name} holds no SentenceTransformer any more: pass explainer=Explainer(model)")
+                raise InvalidInput(
+                    f"{name} holds no SentenceTransformer any more, or several: pass explainer=Explainer(model)"
+                )
             key = (ref(source) if hasattr(source, "named_modules") else id(source)), usage
             made = self._made
             if made is None or made[0] != key or _is_outdated(made[2], made[1] != state):

@@ -55,9 +55,14 @@ def explainer_of(source: ExplainerSource, usage: Usage | None = None) -> Explain
                 if explainer.scorer.watch is not None:
                     glance(source, explainer.scorer.watch.fleeting)
             return explainer
-    if callable(source):
-        return source()
-    raise InvalidInput(f"explainer must be an Explainer or a model to make one from, not {type(source).__name__}")
+    check_source(source)
+    return source()
+
+
+def check_source(source: object) -> None:
+    """Refuse what is no Explainer and what none can be made from. Nothing is loaded."""
+    if not (isinstance(source, (str, Path)) or hasattr(source, "scorer") or callable(source)):
+        raise InvalidInput(f"explainer must be an Explainer or a model to make one from, not {type(source).__name__}")
 
 
 def glance(model: object, fleeting: frozenset[str] = frozenset()) -> tuple[int, int]:

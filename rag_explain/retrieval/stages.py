@@ -50,6 +50,12 @@ def after(name: str, hits: Sequence[Hit | None], scores: Sequence[float | None] 
     return [None if hit is None else moved(rank, hit) for rank, hit in enumerate(hits, 1)]
 
 
+def passed(name: str, hits: Sequence[Hit | None], scores: Sequence[float | None] | None = None) -> list[Hit | None]:
+    """As `after`, of a stage that was seen at work: it is named even where it changed nothing."""
+    left = after(name, hits, scores)
+    return [hit if hit is None else _kept(hit, name) for hit in left] if left == list(hits) else left
+
+
 def same_score(one: float | None, other: float | None) -> bool:
     """Whether two scores are the same number, or none at all, or both not a number."""
     return one == other or (one is not None and other is not None and math.isnan(one) and math.isnan(other))

@@ -99,6 +99,16 @@ def test_reading_and_writing_again_gives_the_same_line():
         assert Record.from_line(raw).to_line() == raw
 
 
+def test_where_a_chunk_stands_is_kept_and_older_records_have_none():
+    raw = line(hits=[hit(chunk=(2, 9))])
+    record = Record.from_line(raw)
+    assert record.logged_hits[0].chunk == record.hits[0].chunk == (2, 9)
+    assert record.to_line() == raw
+    data = json.loads(raw)
+    assert data["hits"][0].pop("chunk") == [2, 9]
+    assert Record.from_line(json.dumps(data).encode()).hits[0].chunk is None
+
+
 def test_with_the_matrix_the_explanation_comes_back_whole():
     original = hits()[0].explanation
     read = Record.from_line(line(Policy(matrices=True))).hits[0].explanation

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,8 +23,9 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
-from langchain_rag_explain.documents import carried, get_explanation, reranked_score
+from langchain_rag_explain.documents import carried, get_explanation, keys, reranked_score
 from langchain_rag_explain.messages import answered, asked
+from langchain_rag_explain.retrievers import ExplainingRetriever
 from langchain_rag_explain.stores import stage_name
 from rag_explain.log import ExplanationLog
 from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun
@@ -46,6 +47,7 @@ class _Retrieval:
     query: str
     name: str
     outer: UUID | None  # the retriever inside which this one ran
+    is_stage: bool = True  # and no wrapper, which changes nothing
     found: _Found = ()  # as the last stage left them
 
     @property
@@ -75,21 +77,23 @@ class _Answer:
         is_same = given is held or (isinstance(given, str) and given == held)
         return name in self.written if self.nodes else not is_same
 
-    def pass_through(self, documents: Sequence[Document], name: str, run: UUID | None, outer: UUID | None) -> _Found:
+    def pass_through(
+        self, documents: Sequence[Document], name: str, run: UUID | None, outer: UUID | None, *, is_seen: bool = False
+    ) -> _Found:
         """The documents that the stage of this name returned, each with its hit."""
-        found = [(_keys(document), carried(document)) for document in documents]
+        found = [(keys(document), carried(document)) for document in documents]
         known = [self.staged.find(*one, run) for one in found]
         told = [
             None if hit is None else reranked_score(document, hit)
             for document, hit in zip(documents, known, strict=True)
         ]
         scores = told if any(score is not None for score in told) else None
-        hits = self.staged.pass_through(name, found, scores, run=run, outer=outer, is_seen=run is not None)
+        hits = self.staged.pass_through(name, found, scores, run=run, outer=outer, is_seen=is_seen)
         return list(zip(documents, hits, strict=True))
 
     def step(self, run: UUID, documents: Sequence[Document]) -> None:
         """A part of the chain returned documents: a stage, if retrievers of the chain had found them all."""
-        hits = [self.staged.find(_keys(document), carried(document)) for document in documents]
+        hits = [self.staged.find(keys(document), carried(document)) for document in documents]
         handles = {None if hit is None else hit.handle for hit in hits}
         outermost = [one for one in self.retrievals.values() if one.outer is None]
         sources = [one for one in outermost if not handles.isdisjoint(one.handles)]
@@ -164,7 +168,8 @@ class ExplanationLogHandler(BaseCallbackHandler):
                 retriever, name = _retriever(), answer.names[run_id]
                 if type(retriever).__name__ == name:  # it was given no name of its own
                     name = stage_name(retriever)
-                answer.retrievals[run_id] = _Retrieval(query, name, outer)
+                is_stage = not isinstance(retriever, ExplainingRetriever)
+                answer.retrievals[run_id] = _Retrieval(query, name, outer, is_stage)
                 answer.staged.enter(run_id)
 
     def on_retriever_end(
@@ -173,8 +178,9 @@ class ExplanationLogHandler(BaseCallbackHandler):
         """A retriever has found its documents."""
         with self._runs.outermost(run_id) as outermost:
             if outermost is not None and run_id in outermost.state.retrievals:
-                retrieval = outermost.state.retrievals[run_id]
-                retrieval.found = outermost.state.pass_through(documents, retrieval.name, run_id, retrieval.outer)
+                one = outermost.state.retrievals[run_id]
+                state = outermost.state
+                one.found = state.pass_through(documents, one.name, run_id, one.outer, is_seen=one.is_stage)
         self._end(run_id, None, {})
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **more: Any) -> None:
@@ -325,12 +331,6 @@ def _documents(outputs: Any) -> Sequence[Document]:
     lists = [outputs] if isinstance(outputs, list) else list(outputs.values()) if isinstance(outputs, Mapping) else []
     found = [one for one in lists if isinstance(one, list) and one and all(isinstance(item, Document) for item in one)]
     return found[0] if len(found) == 1 else ()
-
-
-def _keys(document: Document) -> Sequence[Hashable]:
-    """What a copy of a document is known by; some copies lose the id."""
-    text = document.page_content
-    return (text,) if document.id is None else ((document.id, text), text)
 
 
 def _hits(answer: _Answer) -> list[Hit]:

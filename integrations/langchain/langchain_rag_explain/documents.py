@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -103,6 +104,12 @@ class ExplainedDocument(Document):
 def carried(document: Document) -> Hit | None:
     """The hit that was put beside a document when it was found; None where there is none."""
     return document._hit if isinstance(document, ExplainedDocument) else None
+
+
+def keys(document: Document) -> Sequence[Hashable]:
+    """What a copy of a document is known by; some copies lose the id."""
+    text = document.page_content
+    return (text,) if document.id is None else ((document.id, text), text)
 
 
 def reranked_score(document: Document, hit: Hit | None = None) -> float | None:

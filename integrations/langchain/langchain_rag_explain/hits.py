@@ -15,8 +15,9 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
-from langchain_rag_explain.documents import ExplainedDocument
+from langchain_rag_explain.documents import ExplainedDocument, keys
 from rag_explain.results.hits import Hits
+from rag_explain.retrieval import report
 
 logger = logging.getLogger("langchain_rag_explain")
 
@@ -65,6 +66,7 @@ class HitRetriever(BaseRetriever):
         return self._beside(documents, hits)
 
     def _beside(self, documents: Sequence[Document], hits: Hits) -> list[Document]:
+        report((keys(document), hit) for document, hit in zip(documents, hits, strict=True))
         both = zip(documents, hits, strict=True)
         return [ExplainedDocument.beside(document, hit, self.metadata_key) for document, hit in both]
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 from pydantic import Field, PrivateAttr
 
 from langchain_rag_explain._internals import tracing_parameters
-from langchain_rag_explain.documents import reranked_score
+from langchain_rag_explain.documents import carried, keys, reranked_score
 from langchain_rag_explain.hits import NAME, HitRetriever
+from langchain_rag_explain.nested import loose_encoders, parts_inside, store_encoder
+from langchain_rag_explain.parents import ChunkSearch, finds_chunks, owners, tells_chunk_scores
+from langchain_rag_explain.refusals import in_one_sentence
 from langchain_rag_explain.stores import (
     document_id,
     embedder_of,
@@ -24,20 +29,25 @@ from langchain_rag_explain.stores import (
     tells_scores,
 )
 from rag_explain.errors import InvalidInput
+from rag_explain.results.hits import Hit
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
+    Encoder,
+    Encoders,
     Engine,
     ExplainMode,
     HitExplainer,
+    InnerHits,
     RetrievedDocument,
     Search,
-    has_model,
+    collecting,
+    refuse_several,
     retriever_reason,
 )
 
 _BY_SIMILARITY = ("similarity", "similarity_score_threshold")
-_Scored = tuple[Document, float | None]
+_Tell = Callable[[Sequence[Document]], list[RetrievedDocument]]
 
 
 class ExplainingRetriever(HitRetriever):
@@ -52,8 +62,8 @@ class ExplainingRetriever(HitRetriever):
     retriever: BaseRetriever | None = None
     vectorstore: VectorStore | None = None
     explainer: Any = None
-    """An Explainer, or a model to make one from; None: the SentenceTransformer inside the store's embeddings, with the
-    prompts, instructions and dimensions that they use."""
+    """An Explainer, or a model or embeddings to make one from; None: the SentenceTransformer in the embeddings of the
+    store, however deep in the retriever that is, with the prompts, instructions and dimensions that they use."""
     k: int | None = None
     """How many documents; None: what the retriever or the store returns by default."""
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -64,45 +74,74 @@ class ExplainingRetriever(HitRetriever):
     """Why the documents were not chosen by this encoder's similarity alone; False: they were; None: found out."""
 
     _hit_explainer: HitExplainer = PrivateAttr()
+    _encoders: Encoders = PrivateAttr(default_factory=Encoders)
     _engine: Engine | None = PrivateAttr(default=None)  # as it was in the last search: it may have asked a server
 
     def __init__(self, **fields: Any) -> None:
         """Find out what the documents are scored by."""
         # Not in model_post_init: pydantic would hide what is refused there behind an error of its own.
-        super().__init__(**fields)
+        with in_one_sentence(type(self), fields):
+            super().__init__(**fields)
         if (self.retriever is None) == (self.vectorstore is None):
             raise InvalidInput("ExplainingRetriever takes a retriever or a vectorstore, and not both")
         search = self._search()
-        if self.explainer is None and not has_model(search.embedder):
-            raise InvalidInput(
-                f"no SentenceTransformer was found in {type(self.retriever or self.vectorstore).__name__}: "
-                "pass explainer=Explainer(model) with the model that embeds its documents"
-            )
+        if search.source is None:
+            self._refuse()
         self._hit_explainer = HitExplainer(**self._modes())
         self._hit_explainer.prepare(search)
 
     def _search(self) -> Search:
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
+        encoders = self._encoders.among(self._encoders_inside())
+        source, embedder = encoders[0] if len(encoders) == 1 else (None, None)
+        if isinstance(self.explainer, Embeddings):
+            source = embedder = embedder_of(self.explainer)
+        elif self.explainer is not None:
+            source = self.explainer
         store = self._store
-        embedder = None if store is None else embedder_of(store.embeddings)
         self._engine = engine = engine_of_store(store, self._engine)
-        is_told = self.vectorstore is not None or _tells_scores(self.retriever)
+        is_told = self.vectorstore is not None or _tells_scores(self.retriever) or tells_chunk_scores(self.retriever)
         told = engine.metric if engine is not None and is_told else UNKNOWN
         metric = told if self.metric is None else Metric.named(self.metric)
         mode = other_search(store)
-        is_plain = (self.retriever is None or _is_plain(self.retriever)) and mode is None
         return Search(
-            source=embedder if self.explainer is None else self.explainer,
+            source=source,
             embedder=embedder,
             engine=engine,
-            metric=metric if is_plain else UNKNOWN,
+            metric=metric if mode is None and _is_by_similarity(self.retriever) else UNKNOWN,
             surrogate=retriever_reason(self.surrogate, _surrogate(self.retriever) or mode),
             name=stage_name(self.retriever or self.vectorstore),
         )
 
     @property
     def _store(self) -> VectorStore | None:
+        """What tells what is searched, where that is no retriever around others."""
         return self.vectorstore or getattr(self.retriever, "vectorstore", None)
+
+    def _inside(self) -> list[Any]:
+        return parts_inside(self.retriever or self.vectorstore, ExplainingRetriever)
+
+    def _encoders_inside(self) -> Iterator[Encoder]:
+        """Each with what explains its documents: a wrapped retriever inside knows its own."""
+        found = self._inside()
+        for part in found:
+            if isinstance(part, VectorStore):
+                yield store_encoder(part)
+            else:
+                search = part._search()
+                yield search.source, search.embedder
+        if not found:
+            yield from loose_encoders(self.retriever)
+
+    def _refuse(self) -> NoReturn:
+        asked = self.retriever or self.vectorstore
+        encoders = self._encoders.among(self._encoders_inside())
+        refuse_several(encoders, asked)
+        with_what = " and ".join(dict.fromkeys(embedder.name for _, embedder in encoders if embedder is not None))
+        raise InvalidInput(
+            f"no SentenceTransformer was found in {type(asked).__name__}{with_what and f' with {with_what}'}: "
+            "pass explainer=Explainer(model) with the model that embeds its documents"
+        )
 
     # ------------------------------------------------------------------ retrieval
 
@@ -116,16 +155,18 @@ class ExplainingRetriever(HitRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         options = self._options(kwargs)
-        if self.retriever is not None:
-            asked = _asked(self.retriever)
-            found = asked.invoke(query, config={"callbacks": run_manager.get_child()}, **options)
-            scored: list[_Scored] = _with_scores(asked, found)
-        else:
-            assert self.vectorstore is not None
-            scored = list(self.vectorstore.similarity_search_with_score(query, **options))
-        scored = scored[: options.get("k")]
-        hits = self._hit_explainer.hits(query, _found(scored), explain, top=top, search=self._search())
-        return self._delivered(query, [document for document, _ in scored], hits, run_manager)
+        with collecting() as inner:
+            if self.retriever is not None:
+                asked, tell = _asked(self.retriever)
+                documents = asked.invoke(query, config={"callbacks": run_manager.get_child()}, **options)
+            else:
+                assert self.vectorstore is not None
+                documents, tell = _scored(self.vectorstore.similarity_search_with_score(query, **options))
+        documents = documents[: options.get("k")]
+        known = [_known(document, inner) for document in documents]
+        found = _unless_known(tell(documents), documents, known)
+        hits = self._hit_explainer.hits(query, found, explain, top=top, search=self._search(), known=known)
+        return self._delivered(query, documents, hits, run_manager)
 
     async def _aget_relevant_documents(
         self,
@@ -137,16 +178,18 @@ class ExplainingRetriever(HitRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         options = self._options(kwargs)
-        if self.retriever is not None:
-            asked = _asked(self.retriever)
-            found = await asked.ainvoke(query, config={"callbacks": run_manager.get_child()}, **options)
-            scored: list[_Scored] = _with_scores(asked, found)
-        else:
-            assert self.vectorstore is not None
-            scored = list(await self.vectorstore.asimilarity_search_with_score(query, **options))
-        scored = scored[: options.get("k")]
-        hits = await self._hit_explainer.ahits(query, _found(scored), explain, top=top, search=self._search())
-        return await self._adelivered(query, [document for document, _ in scored], hits, run_manager)
+        with collecting() as inner:
+            if self.retriever is not None:
+                asked, tell = _asked(self.retriever)
+                documents = await asked.ainvoke(query, config={"callbacks": run_manager.get_child()}, **options)
+            else:
+                assert self.vectorstore is not None
+                documents, tell = _scored(await self.vectorstore.asimilarity_search_with_score(query, **options))
+        documents = documents[: options.get("k")]
+        known = [_known(document, inner) for document in documents]
+        found = _unless_known(tell(documents), documents, known)
+        hits = await self._hit_explainer.ahits(query, found, explain, top=top, search=self._search(), known=known)
+        return await self._adelivered(query, documents, hits, run_manager)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         options = {**self.search_kwargs, **kwargs}
@@ -169,26 +212,34 @@ class ExplainingRetriever(HitRetriever):
     def precompute(self, documents: Iterable[Document] | VectorStore | None = None, **options: Any) -> Precomputed:
         """Fill the explainer's store with the factors of these documents, or of all in a vector store.
 
-        None: the wrapped vector store. Options and result are those of `Explainer.precompute`.
+        None: all in the vector stores that are searched, the chunks where those are what is found. Options and result
+        are those of `Explainer.precompute`.
         """
-        source = self._store if documents is None else documents
-        if source is None:
-            raise InvalidInput(f"{type(self.retriever).__name__} has no vector store: pass the documents to precompute")
-        if isinstance(source, VectorStore):
-            known: list[tuple[str | None, str]] = list(stored_documents(source))
+        if documents is None:
+            known = self._searched_texts()
+        elif isinstance(documents, VectorStore):
+            known = list(stored_documents(documents))
         else:
-            given = list(source)
+            given = list(documents) if isinstance(documents, Iterable) else [documents]
             if not all(isinstance(document, Document) for document in given):
                 raise InvalidInput("precompute takes a list of documents, or a vector store")
             known = [(document.id, document.page_content) for document in given]
         texts, ids = [text for _, text in known], [name for name, _ in known]
         return self._hit_explainer.precompute(texts, self._search(), ids=ids, **options)
 
+    def _searched_texts(self) -> list[tuple[str | None, str]]:
+        found: list[tuple[str | None, str]] = []
+        for part in (parts := self._inside()):
+            found += part._searched_texts() if isinstance(part, ExplainingRetriever) else stored_documents(part)
+        if not parts:
+            raise InvalidInput(f"{type(self.retriever).__name__} has no vector store: pass the documents to precompute")
+        return owners(self.retriever, found) if finds_chunks(self.retriever) else found
+
 
 class _Telling(VectorStoreRetriever):
     """A vector store's retriever for one search, which keeps the scores that it was made to drop."""
 
-    _scores: list[float] = PrivateAttr(default_factory=list)
+    _tell: _Tell = PrivateAttr()
 
     @classmethod
     def like(cls, retriever: VectorStoreRetriever) -> _Telling:
@@ -205,13 +256,21 @@ class _Telling(VectorStoreRetriever):
         return self._keep(await self.vectorstore.asimilarity_search_with_score(query, **self.search_kwargs | kwargs))
 
     def _keep(self, scored: Sequence[tuple[Document, float]]) -> list[Document]:
-        self._scores = [score for _, score in scored]
-        return [document for document, _ in scored]
+        documents, self._tell = _scored(scored)
+        return documents
 
 
-def _asked(retriever: BaseRetriever) -> BaseRetriever:
-    """What is asked in the retriever's place: itself, or one that keeps the scores of the very same search."""
-    return _Telling.like(retriever) if _tells_scores(retriever) else retriever  # type: ignore[arg-type]
+def _asked(retriever: BaseRetriever) -> tuple[BaseRetriever, _Tell]:
+    """What is asked in the retriever's place, itself or one that hears the very same search; and what it tells."""
+    if _tells_scores(retriever):
+        telling = _Telling.like(retriever)  # type: ignore[arg-type]
+        return telling, lambda documents: telling._tell(documents)
+    if finds_chunks(retriever):
+        search = ChunkSearch(retriever)
+        return search.retriever, search.found
+    is_plain = _is_plain(retriever)
+    # A reranker in the retriever writes its score down.
+    return retriever, lambda documents: [_found(one, None if is_plain else reranked_score(one)) for one in documents]
 
 
 def _tells_scores(retriever: BaseRetriever | None) -> bool:
@@ -219,26 +278,40 @@ def _tells_scores(retriever: BaseRetriever | None) -> bool:
     return is_known and tells_scores(retriever.vectorstore)  # type: ignore[union-attr]
 
 
-def _with_scores(asked: BaseRetriever, found: Sequence[Document]) -> list[_Scored]:
-    """Documents with the store's score, or with that of a reranker in the retriever, which writes it down."""
-    if isinstance(asked, _Telling):
-        return list(zip(found, asked._scores, strict=True))
-    return [(document, None if _is_plain(asked) else reranked_score(document)) for document in found]
+def _scored(found: Sequence[tuple[Document, float]]) -> tuple[list[Document], _Tell]:
+    """What a store returned, and what is known of its first documents."""
+    retrieved = [_found(document, score) for document, score in found]
+    return [document for document, _ in found], lambda documents: retrieved[: len(documents)]
 
 
-def _found(scored: Iterable[_Scored]) -> Iterator[RetrievedDocument]:
-    for document, score in scored:
-        yield RetrievedDocument(
-            id=document_id(document),
-            text=document.page_content,
-            score=None if score is None else float(score),
-            metadata=document.metadata,
-        )
+def _found(document: Document, score: float | None) -> RetrievedDocument:
+    return RetrievedDocument(
+        id=document_id(document),
+        text=document.page_content,
+        score=None if score is None else float(score),
+        metadata=document.metadata,
+    )
+
+
+def _known(document: Document, inner: InnerHits) -> Hit | None:
+    """The hit of a wrapped retriever inside the one that was asked: the document's own, or that of an equal one."""
+    own = carried(document)
+    return own if own is not None and own.status != "skipped" else inner.find(keys(document))
+
+
+def _unless_known(
+    found: Sequence[RetrievedDocument], documents: Sequence[Document], known: Sequence[Hit | None]
+) -> list[RetrievedDocument]:
+    """Of a document whose hit is known already, only a score that was written down since then is new."""
+    return [
+        one if hit is None else replace(one, score=reranked_score(document, hit))
+        for one, document, hit in zip(found, documents, known, strict=True)
+    ]
 
 
 def _surrogate(retriever: BaseRetriever | None) -> str | None:
     """Why the documents were not chosen by this encoder's similarity alone, or None when they were."""
-    if retriever is not None and not _is_plain(retriever):
+    if not _is_by_similarity(retriever):
         return f"the documents were chosen by {stage_name(retriever)}, not by this encoder's similarity alone"
     kind = getattr(retriever, "search_type", "similarity")
     if kind == "mmr":
@@ -251,3 +324,8 @@ def _surrogate(retriever: BaseRetriever | None) -> str | None:
 def _is_plain(retriever: BaseRetriever | None) -> bool:
     """Whether a vector store is asked as it is. A class of its own may do anything with the query and what is found."""
     return type(retriever) is VectorStoreRetriever
+
+
+def _is_by_similarity(retriever: BaseRetriever | None) -> bool:
+    """Whether documents are those that a vector store found, or those of the chunks that it found."""
+    return retriever is None or _is_plain(retriever) or finds_chunks(retriever)

@@ -442,7 +442,7 @@ def test_factors_are_kept_from_documents_and_from_a_store() -> None:
 def test_what_is_refused_is_not_hidden_behind_an_error_of_pydantic() -> None:
     remote = InMemoryVectorStore(RemoteEmbeddings())
     for message, fields in {
-        "no SentenceTransformer was found in InMemoryVectorStore: pass explainer=": {"vectorstore": remote},
+        "found in InMemoryVectorStore with RemoteEmbeddings: pass explainer=": {"vectorstore": remote},
         "no SentenceTransformer was found in VectorStoreRetriever": {"retriever": remote.as_retriever()},
         "takes a retriever or a vectorstore": {},
         "there is no metric 'l2': use one of cosine, ": {"vectorstore": store(), "metric": "l2"},

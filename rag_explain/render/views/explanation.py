@@ -8,6 +8,7 @@ from rag_explain.render import sentences
 from rag_explain.render.blocks import Block, Column, Figures, Legend, Line, Piece, Section, Table, Texts, View, Words
 from rag_explain.render.sentences import name, number
 from rag_explain.results.explanation import Explanation
+from rag_explain.results.notices import is_of_chunk
 from rag_explain.texts.tokens import Role, Unit
 
 # Characters of a label, which can be a sentence, after which it is cut.
@@ -107,7 +108,7 @@ def pieces(explanation: Explanation, side: Role) -> tuple[Piece, ...]:
         return tuple(Piece(f"{name(token, i)} ", i) for i, token in enumerate(tokens))
     spans = [(t.start, t.end, i) for i, t in enumerate(tokens) if t.part == "text" and t.start < t.end]
     first, last = 0, len(text)  # what the encoder read
-    if side in explanation.truncated:
+    if side in explanation.truncated or (side == "document" and is_of_chunk(explanation.notices)):
         start, end = min((start for start, _, _ in spans), default=0), max((end for _, end, _ in spans), default=0)
         first = start if text[:start].strip() else 0
         last = end if text[end:].strip() else len(text)

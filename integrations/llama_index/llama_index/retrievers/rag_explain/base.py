@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
-from llama_index.retrievers.rag_explain._internals import embedding_model, query_mode, retriever_index
-from llama_index.retrievers.rag_explain.nodes import ExplainedNode, announce, embedded, found, query_string, score_of
+from llama_index.retrievers.rag_explain._internals import query_mode, retriever_index
+from llama_index.retrievers.rag_explain.nested import (
+    loose_encoders,
+    retriever_encoder,
+    retrievers_inside,
+    returned_nodes,
+)
+from llama_index.retrievers.rag_explain.nodes import (
+    ExplainedNode,
+    announce,
+    carried,
+    embedded,
+    found,
+    query_string,
+    score_of,
+)
 from llama_index.retrievers.rag_explain.stores import embedder_of, engine_of_retriever, score_metric, stored_nodes
 
 from rag_explain.errors import InvalidInput
-from rag_explain.results.hits import Hits
+from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
+    Encoder,
+    Encoders,
     Engine,
     ExplainerSource,
     ExplainMode,
     HitExplainer,
+    InnerHits,
     Search,
     check_mode,
-    has_model,
-    held_model,
+    check_source,
+    collecting,
+    refuse_several,
+    report,
     retriever_reason,
     scored,
 )
@@ -45,8 +65,9 @@ class ExplainingRetriever(BaseRetriever):
 
     Args:
         base: any retriever.
-        explainer: an Explainer, or a model to make one from; None: the SentenceTransformer of the base's embedding
-            model, which then reads texts as that does: its instructions, length and dimensions.
+        explainer: an Explainer, or a model or embedding model to make one from; None: the SentenceTransformer of the
+            base's embedding model, however deep in the base that is, which then reads texts as that does: its
+            instructions, length and dimensions.
         explain, top, time_limit, unit: see `rag_explain.retrieval.HitExplainer`.
         metric: what the base's scores are, by the name of a `rag_explain.results.metric.Metric`; None: found out, for
             the stores that tell.
@@ -56,7 +77,7 @@ class ExplainingRetriever(BaseRetriever):
     def __init__(
         self,
         base: BaseRetriever,
-        explainer: ExplainerSource | None = None,
+        explainer: ExplainerSource | BaseEmbedding | None = None,
         *,
         explain: ExplainMode = "lazy",
         top: int | None = None,
@@ -65,18 +86,14 @@ class ExplainingRetriever(BaseRetriever):
         metric: str | None = None,
         surrogate: str | bool | None = None,
     ) -> None:
+        _check(base, explainer, surrogate)
         super().__init__(callback_manager=base.callback_manager)
-        self.base = base
-        is_found = has_model(embedder_of(embedding_model(base)))
-        self._explainer, self._surrogate = explainer or (None if is_found else held_model(base)), surrogate
-        self._metric = None if metric is None else Metric.named(metric)
+        self.base, self._explainer, self._surrogate = base, explainer, surrogate
+        self._metric, self._encoders = None if metric is None else Metric.named(metric), Encoders()
         self._engine: Engine | None = None  # as it was in the last search: it may have asked a server
         search = self._search()
-        if self._explainer is None and not is_found:
-            raise InvalidInput(
-                f"no SentenceTransformer was found in {type(base).__name__}: "
-                "pass explainer=Explainer(model) with the model that embeds its nodes"
-            )
+        if search.source is None:
+            self._refuse()
         self._set_mode(explain, top)
         self._hit_explainer = HitExplainer(explain=explain, time_limit=time_limit, unit=unit)
         self._hit_explainer.prepare(search)
@@ -84,11 +101,16 @@ class ExplainingRetriever(BaseRetriever):
     def _search(self) -> Search:
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
         base = self.base
-        embedder = embedder_of(embedding_model(base))
+        encoders = self._encoders.among(self._encoders_inside())
+        source, embedder = encoders[0] if len(encoders) == 1 else (None, None)
+        if isinstance(self._explainer, BaseEmbedding):
+            source = embedder = embedder_of(self._explainer)
+        elif self._explainer is not None:
+            source = self._explainer
         self._engine = engine = engine_of_retriever(base, self._engine)
         metric = score_metric(engine) if self._metric is None else self._metric
         return Search(
-            source=self._explainer or embedder,
+            source=source,
             embedder=embedder,
             engine=engine,
             # Scores are no similarities in another mode, whatever the metric is.
@@ -109,25 +131,29 @@ class ExplainingRetriever(BaseRetriever):
         self._top = top
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        nodes = self.base.retrieve(query_bundle)
-        query, reason = query_string(query_bundle)
-        documents = found(nodes, self._is_followed)
-        options: dict[str, Any] = {"top": self._top, "surrogate": reason, "search": self._search()}
-        hits = self._hit_explainer.hits(query, documents, self._explain, **options)
+        with collecting() as inner:
+            nodes = self.base.retrieve(query_bundle)
+        query, options = self._options(query_bundle, nodes, inner)
+        hits = self._hit_explainer.hits(query, found(nodes, self._is_followed), self._explain, **options)
         return self._beside(query, nodes, hits)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        nodes = await self.base.aretrieve(query_bundle)
-        query, reason = query_string(query_bundle)
-        documents = found(nodes, self._is_followed)
-        options: dict[str, Any] = {"top": self._top, "surrogate": reason, "search": self._search()}
-        hits = await self._hit_explainer.ahits(query, documents, self._explain, **options)
+        with collecting() as inner:
+            nodes = await self.base.aretrieve(query_bundle)
+        query, options = self._options(query_bundle, nodes, inner)
+        hits = await self._hit_explainer.ahits(query, found(nodes, self._is_followed), self._explain, **options)
         return self._beside(query, nodes, hits)
+
+    def _options(self, bundle: QueryBundle, nodes: list[NodeWithScore], inner: InnerHits) -> tuple[str, dict[str, Any]]:
+        query, reason = query_string(bundle)
+        known = [_known(node, inner) for node in nodes]
+        return query, {"top": self._top, "surrogate": reason, "search": self._search(), "known": known}
 
     def _beside(self, query: str, nodes: list[NodeWithScore], hits: Hits) -> list[NodeWithScore]:
         pairs = list(zip(nodes, hits, strict=True))
         hits = Hits(scored(hit, _LED_BY, score_of(node)) if self._is_followed(node) else hit for node, hit in pairs)
         announce(query, hits)
+        report(((node.node.hash,), hit) for node, hit in zip(nodes, hits, strict=True))
         return [ExplainedNode.beside(node, hit) for node, hit in zip(nodes, hits, strict=True)]
 
     def _is_followed(self, node: NodeWithScore) -> bool:
@@ -142,19 +168,69 @@ class ExplainingRetriever(BaseRetriever):
     def precompute(self, nodes: Iterable[BaseNode] | BaseIndex[Any] | None = None, **options: Any) -> Precomputed:
         """Fill the explainer's store with the factors of these nodes, or of all in an index.
 
-        None: the index of the wrapped retriever. Options and result are those of `Explainer.precompute`.
+        None: the indexes that the wrapped retriever searches. Options and result are those of `Explainer.precompute`.
         """
         if nodes is None:
-            nodes = retriever_index(self.base)
-        if nodes is None:
-            raise InvalidInput(f"{type(self.base).__name__} has no index: pass the nodes to precompute")
-        if isinstance(nodes, BaseIndex):
+            nodes = self._returned_nodes()
+        elif isinstance(nodes, BaseIndex):
             nodes = stored_nodes(nodes)
-        nodes = list(nodes)
+        nodes = list(nodes) if isinstance(nodes, Iterable) else [nodes]
         if not all(isinstance(node, BaseNode) for node in nodes):
             raise InvalidInput("precompute takes a list of nodes, or an index")
         texts = {node.node_id: text for node in nodes if (text := embedded(node)) is not None}
         return self._hit_explainer.precompute(list(texts.values()), self._search(), ids=list(texts), **options)
+
+    def _inside(self) -> list[Any]:
+        return retrievers_inside(self.base, ExplainingRetriever)
+
+    def _returned_nodes(self) -> list[BaseNode]:
+        inside = self._inside()
+        wrapped = [one for one in inside if isinstance(one, ExplainingRetriever)]
+        indexes = {id(index): index for one in inside if (index := retriever_index(one)) is not None}
+        if not wrapped and not indexes:
+            raise InvalidInput(f"{type(self.base).__name__} has no index: pass the nodes to precompute")
+        inner = [node for one in wrapped for node in one._returned_nodes()]
+        return returned_nodes(self.base, list(indexes.values())) + inner
+
+    def _encoders_inside(self) -> Iterator[Encoder]:
+        """Each with what explains its nodes: a wrapped retriever inside knows its own."""
+        is_any = False
+        for one in self._inside():
+            search = one._search() if isinstance(one, ExplainingRetriever) else None
+            encoder = retriever_encoder(one) if search is None else (search.source, search.embedder)
+            is_any |= encoder[0] is not None
+            yield encoder
+        if not is_any:
+            yield from loose_encoders(self.base)
+
+    def _refuse(self) -> NoReturn:
+        encoders = self._encoders.among(self._encoders_inside())
+        refuse_several(encoders, self.base)
+        with_what = " and ".join(dict.fromkeys(embedder.name for _, embedder in encoders if embedder is not None))
+        raise InvalidInput(
+            f"no SentenceTransformer was found in {type(self.base).__name__}{with_what and f' with {with_what}'}: "
+            "pass explainer=Explainer(model) with the model that embeds its nodes"
+        )
+
+
+def _check(base: object, explainer: object, surrogate: object) -> None:
+    """Refuse what a retriever cannot be made with."""
+    if isinstance(base, BaseIndex):
+        raise InvalidInput(f"base must be a LlamaIndex retriever, not {type(base).__name__}: pass index.as_retriever()")
+    if not hasattr(base, "retrieve") or not hasattr(base, "callback_manager"):
+        raise InvalidInput(f"base must be a LlamaIndex retriever, not {type(base).__name__}")
+    if explainer is not None:
+        check_source(explainer)
+    if not (surrogate is None or isinstance(surrogate, (str, bool))):
+        raise InvalidInput(f"surrogate must be a sentence, False or None, not {surrogate!r}")
+
+
+def _known(node: NodeWithScore, inner: InnerHits) -> Hit | None:
+    """The hit of a wrapped retriever inside the base: the node's own, or that of an equal node."""
+    own = carried(node)
+    if own is not None and own.status != "skipped":
+        return own
+    return inner.find((node.node.hash,)) if inner else None
 
 
 def _surrogate(base: BaseRetriever) -> str | None:

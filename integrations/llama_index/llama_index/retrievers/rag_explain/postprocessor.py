@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import Field, PrivateAttr
+from llama_index.core.bridge.pydantic import Field, PrivateAttr, ValidationError
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.retrievers.rag_explain.nodes import (
@@ -23,7 +24,7 @@ from llama_index.retrievers.rag_explain.stores import embedder_of
 from rag_explain import Hit
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval import HitExplainer, Search, after, retriever_reason
+from rag_explain.retrieval import HitExplainer, Search, after, check_source, has_model, retriever_reason
 
 _UNSEEN = "a postprocessor does not see what scored the nodes; this encoder's similarity is explained"
 
@@ -49,7 +50,13 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
     def __init__(self, **fields: Any) -> None:
         """Make what explains."""
         # Not in model_post_init: pydantic would hide what is refused there behind an error of its own.
-        super().__init__(**fields)
+        _check(type(self), fields)
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            name, said = wrong["loc"][0], wrong["msg"].removeprefix("Input ")
+            raise InvalidInput(f"{name} {said}, not {fields.get(str(name))!r}") from None
         limits: dict[str, Any] = {"top": self.top, "time_limit": self.time_limit, "unit": self.unit}
         self._hit_explainer = HitExplainer(explain=self.explain, **limits)
         self._hit_explainer.prepare(self._search())
@@ -91,6 +98,21 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
         final = after(last_stage(nodes, known), known, [score_of(node) for node in nodes])
         both = zip(nodes, final, strict=True)
         return [node if carried(node) is hit else ExplainedNode.beside(node, hit) for node, hit in both]
+
+
+def _check(kind: type[BaseNodePostprocessor], fields: Mapping[str, Any]) -> None:
+    """Refuse what explains nothing, and names that are no fields, which pydantic would pass over."""
+    unknown = [name for name in fields if name not in kind.model_fields]
+    if unknown:
+        own = ", ".join(name for name in kind.model_fields if name not in BaseNodePostprocessor.model_fields)
+        raise InvalidInput(f"{kind.__name__} has no field {unknown[0]!r}: use {own}")
+    explainer = fields.get("explainer")
+    check_source(explainer)
+    if isinstance(explainer, BaseEmbedding) and not has_model(embedder_of(explainer)):
+        raise InvalidInput(
+            f"no SentenceTransformer was found in {type(explainer).__name__}: "
+            "pass explainer=Explainer(model) with the model that embeds the nodes"
+        )
 
 
 def _at(rank: int, hit: Hit) -> Hit:

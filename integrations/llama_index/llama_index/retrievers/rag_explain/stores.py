@@ -92,7 +92,7 @@ def stored_nodes(index: BaseIndex[Any]) -> list[BaseNode]:
         # What has no such method cannot list its nodes either.
         return list(store.get_nodes(None)) if listed is None else [_node(one) for one in listed]  # type: ignore[union-attr]
     except Exception as error:
-        raise InvalidInput(f"{type(store).__name__} cannot list its nodes: pass them to precompute") from error
+        raise InvalidInput(f"{type(store or index).__name__} cannot list its nodes: pass them to precompute") from error
 
 
 def _node(kept: Kept) -> BaseNode:
