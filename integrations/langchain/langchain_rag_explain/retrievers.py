@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -24,6 +24,7 @@ from langchain_rag_explain.stores import (
     embedder_of,
     engine_of_store,
     other_search,
+    scored_options,
     stage_name,
     stored_documents,
     tells_scores,
@@ -102,7 +103,7 @@ class ExplainingRetriever(BaseRetriever):
         )
         self._hit_explainer.prepare(search)
 
-    def _search(self) -> Search:
+    def _search(self, options: Mapping[str, Any] | None = None) -> Search:
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
         store = self._store
         embedder = None if store is None else embedder_of(store.embeddings)
@@ -110,7 +111,7 @@ class ExplainingRetriever(BaseRetriever):
         is_told = self.vectorstore is not None or _tells_scores(self.retriever)
         told = engine.metric if engine is not None and is_told else UNKNOWN
         metric = told if self.metric is None else Metric.named(self.metric)
-        mode = other_search(store)
+        mode = other_search(store, {**getattr(self.retriever, "search_kwargs", {}), **(options or {})})
         is_plain = (self.retriever is None or _is_plain(self.retriever)) and mode is None
         return Search(
             source=embedder if self.explainer is None else self.explainer,
@@ -145,7 +146,7 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             scored = list(self.vectorstore.similarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
-        hits = self._hit_explainer.hits(query, _found(scored), explain, top=top, search=self._search())
+        hits = self._hit_explainer.hits(query, _found(scored), explain, top=top, search=self._search(options))
         if run_manager.handlers:
             try:
                 dispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
@@ -171,7 +172,7 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             scored = list(await self.vectorstore.asimilarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
-        hits = await self._hit_explainer.ahits(query, _found(scored), explain, top=top, search=self._search())
+        hits = await self._hit_explainer.ahits(query, _found(scored), explain, top=top, search=self._search(options))
         if run_manager.handlers:
             try:
                 await adispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
@@ -234,12 +235,14 @@ class _Telling(VectorStoreRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return self._keep(self.vectorstore.similarity_search_with_score(query, **self.search_kwargs | kwargs))
+        options = scored_options(self.vectorstore, self.search_kwargs | kwargs)
+        return self._keep(self.vectorstore.similarity_search_with_score(query, **options))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return self._keep(await self.vectorstore.asimilarity_search_with_score(query, **self.search_kwargs | kwargs))
+        options = scored_options(self.vectorstore, self.search_kwargs | kwargs)
+        return self._keep(await self.vectorstore.asimilarity_search_with_score(query, **options))
 
     def _keep(self, scored: Sequence[tuple[Document, float]]) -> list[Document]:
         self._scores = [score for _, score in scored]
