@@ -20,7 +20,7 @@ pytest.importorskip("sqlalchemy")
 pytest.importorskip("asyncpg")
 
 VECTORS = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
-IDS = ["a", "it's; DROP TABLE x --", "日本 %s", "\\ \"d\" :e ::f $1"]
+IDS = ["a", "it's; DROP TABLE x --", "日本 %s", '\\ "d" :e ::f $1']
 AWKWARD = 'a "b" %s %% :c $1 日本'
 
 

@@ -30,7 +30,7 @@ class Place:
     rows: Rows | None = None  # gives the rows of documents, for an engine that knows them by number
     schema: str | None = None  # of the table; None: where the connection looks for it
     metric: Metric | None = None  # what the store asks for, of an engine that compares in any way it is asked to
-    condition: tuple[str, Any] | None = None  # what tells the documents from others in a table: SQL, and the value of %s
+    condition: tuple[str, Any] | None = None  # which rows of a table are documents: SQL, and the value of its %s
 
 
 class Kept(NamedTuple):

@@ -1,4 +1,4 @@
-"""Postgres with pgvector: a SQLAlchemy `Engine` or `AsyncEngine`, or a `psycopg.Connection`, and the name of a table."""
+"""Postgres with pgvector: a SQLAlchemy `Engine` or `AsyncEngine` or a `psycopg.Connection`, and the name of a table."""
 
 import json
 import re
