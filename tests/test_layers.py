@@ -59,6 +59,8 @@ FRAMEWORKS = (
     "langchain_community",
     "langchain_classic",
     "llama_index",
+    "psycopg",
+    "sqlalchemy",
     "ray",
     "opentelemetry",
 )

@@ -25,6 +25,6 @@ def store_inside(store: VectorStore | None) -> VectorStore | None:
     return getattr(store, "_PGVectorStore__vs", None)
 
 
-def distance_strategy(store: VectorStore) -> str:
-    """`_distance_strategy`: how a PGVector of langchain-postgres compares."""
-    return str(getattr(store._distance_strategy, "value", store._distance_strategy))  # type: ignore[attr-defined]
+def distance_strategy(store: VectorStore) -> str | None:
+    """`_distance_strategy`: how a PGVector of langchain-postgres compares: a string, by its enumeration or without."""
+    return getattr(store, "_distance_strategy", None)

@@ -39,13 +39,13 @@ def postgres_place(store: VectorStore | None) -> Place | None:
             vector=told.embedding_column,
             text=told.content_column,
             schema=told.schema_name,
-            metric=_metric(_FUNCTIONS, told.distance_strategy.search_function),
+            metric=_metric(_FUNCTIONS, getattr(told.distance_strategy, "search_function", None)),
         )
     return None
 
 
-def _metric(names: dict[str, str], name: str) -> Metric | None:
-    return Metric(names[name]) if name in names else None
+def _metric(names: dict[str, str], name: str | None) -> Metric | None:
+    return None if name not in names else Metric(names[name])
 
 
 def _is_a(store: object, name: str) -> bool:
