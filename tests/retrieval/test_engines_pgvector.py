@@ -107,6 +107,17 @@ def test_ids_of_any_type_are_asked_as_they_are_shown_and_others_are_not_there(
     assert {one.id for one in engine.documents() or []} == set(shown)
 
 
+@pytest.mark.parametrize("kind", HANDLES)
+def test_nothing_can_be_written_by_what_is_asked(kind: str, connection: Any) -> None:
+    told = table_of(connection)
+    connection.execute("CREATE SEQUENCE IF NOT EXISTS counted")
+    condition = ("setval('counted', %s::int) > 0", 7 if "asyncpg" in kind else "7")
+    place = Place(told.collection, told.key, told.vector, condition=condition)
+    with handle_of(kind) as handle, pytest.raises(Exception, match="in a read-only transaction"):
+        asked(handle, place).documents()
+    assert connection.execute("SELECT is_called FROM counted").fetchone() == (False,)
+
+
 def test_ids_are_found_by_the_index_of_their_column(connection: Any) -> None:
     place = table_of(connection, "uuid PRIMARY KEY", [uuid5(NAMESPACE_URL, str(at)) for at in range(4)])
     with postgres.engine() as handle:
@@ -172,7 +183,7 @@ def test_a_place_that_is_made_to_do_harm_names_a_table_that_is_not_there(connect
 def test_a_transaction_that_the_host_is_in_is_left_as_it_was(connection: Any) -> None:
     place = table_of(connection)
     with psycopg.connect(postgres.url()) as host:
-        host.execute("CREATE TEMP TABLE mine (number int)")
+        host.execute("CREATE TABLE mine (number int)")  # not a temporary one, which may be written to when all is read
         engine = asked(host, place)
         assert len(engine.vectors(IDS)) == len(list(engine.documents() or [])) == len(IDS)
         assert host.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
@@ -187,6 +198,8 @@ def test_a_transaction_that_the_host_is_in_is_left_as_it_was(connection: Any) ->
         with pytest.raises(psycopg.Error):
             engine.vectors(IDS)
         assert host.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+        host.rollback()
+        host.execute("DROP TABLE mine")
 
 
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
@@ -210,7 +223,8 @@ def test_an_engine_is_asked_in_transactions_that_only_read_and_is_the_same_after
             told = other.connection.dbapi_connection
             assert told is not None
             assert ("AUTOCOMMIT" if told.autocommit else other.get_isolation_level()) == level
-            other.execute(text("CREATE TEMP TABLE mine (number int)"))
+            other.execute(text("CREATE TABLE mine (number int)"))
+            other.execute(text("DROP TABLE mine"))
         assert handle.pool.checkedout() == 0
 
 

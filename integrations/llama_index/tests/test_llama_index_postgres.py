@@ -107,15 +107,20 @@ def test_scores_are_cosines_whatever_the_index_was_made_for(method: str) -> None
 
 
 def test_nodes_are_listed_before_the_first_search_too() -> None:
+    embedding = LocalEmbedding(model())
     with store_of() as store:
         index_of(store)
-        with store_of(store.table_name) as later:
-            index = VectorStoreIndex.from_vector_store(later, embed_model=LocalEmbedding(model()))
-            assert later.client is None
-            built = ExplainingRetriever(index.as_retriever()).precompute(progress=False)
-            assert built.kept == len(CORPUS)
-            assert connected(later) is later
-            assert later.client is not None
+        there = {"connection_string": postgres.url("psycopg2"), "async_connection_string": postgres.url("asyncpg")}
+        size = {"table_name": store.table_name, "embed_dim": store.embed_dim}
+        later, other = (stores.PGVectorStore.from_params(**there, **size) for _ in range(2))
+        index = VectorStoreIndex.from_vector_store(later, embed_model=embedding)
+        assert later.client is None
+        assert ExplainingRetriever(index.as_retriever()).precompute(progress=False).kept == len(CORPUS)
+        assert other.client is None
+        assert connected(other) is other
+        assert other.client is not None
+        for one in (later, other):
+            asyncio.run(one.close())
 
 
 def test_a_node_without_a_vector_is_found_last_and_its_score_is_not_its_similarity() -> None:
