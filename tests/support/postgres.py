@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -15,26 +16,29 @@ import pytest
 
 @cache
 def _server() -> Any:
-    """The server, in a folder of its own. It stops with the process too, where no fixture has stopped it before."""
+    """The server, in a folder of its own, or why there is none. It stops with the process at the latest."""
+    folder = tempfile.mkdtemp(prefix="rag_explain")
     try:
         with warnings.catch_warnings():  # platformdirs: XDG_RUNTIME_DIR is not set where no one is logged in
             warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")
             from pgserver import get_server
         import psycopg
 
-        server = get_server(tempfile.mkdtemp(prefix="rag_explain"), cleanup_mode="delete")
+        server = get_server(folder, cleanup_mode="delete")
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-    except ImportError as error:
-        raise SkipTest(f"{error.name} is not installed") from error
     except Exception as error:
-        raise SkipTest(f"no Postgres starts here: {type(error).__name__}: {error}") from error
+        shutil.rmtree(folder, ignore_errors=True)
+        return f"{error.name} is not installed" if isinstance(error, ImportError) else f"no Postgres starts: {error!r}"
     return server
 
 
 def url(driver: str | None = None) -> str:
     """Where the server is, for a driver of SQLAlchemy; None: for psycopg itself."""
-    told: str = _server().get_uri()
+    server = _server()
+    if isinstance(server, str):
+        raise SkipTest(server)
+    told: str = server.get_uri()
     return told if driver is None else told.replace("postgresql", f"postgresql+{driver}", 1)
 
 
@@ -62,6 +66,6 @@ def async_engine(driver: str = "asyncpg", **options: Any) -> Any:
 def stopped_postgres() -> Iterator[None]:
     """Stops the server at the end of a session, if one was started."""
     yield
-    if _server.cache_info().currsize:
+    if _server.cache_info().currsize and not isinstance(_server(), str):
         _server().cleanup()
-        _server.cache_clear()
+    _server.cache_clear()
