@@ -35,7 +35,8 @@ LAYERS = """
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
     planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
-    retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.pgvector retrieval.engines.qdrant
+    retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
+    retrieval.engines.qdrant
     retrieval.engines retrieval.stages retrieval.sharing retrieval.nested retrieval.search retrieval.truth
     retrieval.adapter retrieval.saved_index
     retrieval.faiss retrieval faiss
@@ -60,6 +61,8 @@ FRAMEWORKS = (
     "langchain_community",
     "langchain_classic",
     "llama_index",
+    "psycopg",
+    "sqlalchemy",
     "ray",
     "opentelemetry",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
@@ -17,11 +18,14 @@ from rag_explain.errors import InvalidInput
 from rag_explain.explainer import Explainer
 from rag_explain.render.views.explanation import pieces
 from rag_explain.results.deferred import Deferred
+from rag_explain.results.metric import Metric
 from rag_explain.results.notices import CHUNK
 from rag_explain.retrieval import (
     Embedder,
     Encoders,
+    Engine,
     HitExplainer,
+    Place,
     RetrievedDocument,
     collecting,
     inside,
@@ -224,12 +228,22 @@ def test_what_stands_nowhere_in_the_document_is_explained_alone() -> None:
 
 def test_vectors_are_asked_for_by_the_chunks_own_name() -> None:
     asked: list[str] = []
-    engine = SimpleNamespace(
-        tolerance=2e-3,
-        metric=HitExplainer(explainer(), metric="cosine")._fixed.metric,
-        vectors=lambda ids: asked.extend(ids) or {"chunk-7": explainer().document_vectors(["the sun"])[0]},
-    )
-    wrapper = HitExplainer(explainer(), engine=lambda: engine)  # type: ignore[arg-type,return-value]
+
+    class Other(Engine):
+        """Keeps the vector of another text."""
+
+        @classmethod
+        def of(cls, handle: object, place: Place) -> None:
+            return None
+
+        def told_metric(self) -> Metric:
+            return Metric("cosine")
+
+        def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
+            asked.extend(ids)
+            return {"chunk-7": explainer().document_vectors(["the sun"])[0]}
+
+    wrapper = HitExplainer(explainer(), engine=lambda: Other(None))
     (found,) = wrapper.hits(QUERY, [chunk(CORPUS[1], 0, CORPUS[1])])
     assert found.explanation is not None
     assert "index's vector of this document is not the one" in (found.explanation.surrogate or "")

@@ -18,3 +18,13 @@ def docstore_documents(store: VectorStore | None) -> dict[str, Document] | None:
     """`_dict`: all documents of langchain-community's docstore, which can otherwise only be looked up by id."""
     kept = getattr(getattr(store, "docstore", None), "_dict", None)
     return kept if isinstance(kept, dict) else None
+
+
+def store_inside(store: VectorStore | None) -> VectorStore | None:
+    """`_PGVectorStore__vs`: the asynchronous store that a PGVectorStore of langchain-postgres runs in its own loop."""
+    return getattr(store, "_PGVectorStore__vs", None)
+
+
+def distance_strategy(store: VectorStore) -> str | None:
+    """`_distance_strategy`: how a PGVector of langchain-postgres compares: a string, by its enumeration or without."""
+    return getattr(store, "_distance_strategy", None)

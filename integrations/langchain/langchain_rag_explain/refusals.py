@@ -32,8 +32,9 @@ def in_one_sentence(kind: type[BaseModel], fields: Mapping[str, Any]) -> Iterato
     """Refuses names that are no fields, which pydantic would pass over, and values that are of no use."""
     unknown = [name for name in fields if name not in kind.model_fields]
     if unknown:
-        own = ", ".join(name for name in kind.model_fields if name not in BaseRetriever.model_fields)
-        raise InvalidInput(f"{kind.__name__} has no field {unknown[0]!r}: use {own}")
+        known = (name for name in kind.model_fields if name not in BaseRetriever.model_fields)
+        shown = ", ".join(sorted(known, key=lambda name: name not in kind.__annotations__))  # its own fields first
+        raise InvalidInput(f"{kind.__name__} has no field {unknown[0]!r}: use {shown}")
     explainer, k = fields.get("explainer"), fields.get("k")
     if explainer is not None and not isinstance(explainer, Embeddings):
         check_source(explainer)

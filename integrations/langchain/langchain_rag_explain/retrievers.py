@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ from langchain_rag_explain.stores import (
     embedder_of,
     engine_of_store,
     other_search,
+    scored_options,
     stage_name,
     stored_documents,
     tells_scores,
@@ -90,7 +91,7 @@ class ExplainingRetriever(HitRetriever):
         self._hit_explainer = HitExplainer(**self._modes())
         self._hit_explainer.prepare(search)
 
-    def _search(self) -> Search:
+    def _search(self, options: Mapping[str, Any] | None = None) -> Search:
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
         encoders = self._encoders.among(self._encoders_inside())
         source, embedder = encoders[0] if len(encoders) == 1 else (None, None)
@@ -103,7 +104,7 @@ class ExplainingRetriever(HitRetriever):
         is_told = self.vectorstore is not None or _tells_scores(self.retriever) or tells_chunk_scores(self.retriever)
         told = engine.metric if engine is not None and is_told else UNKNOWN
         metric = told if self.metric is None else Metric.named(self.metric)
-        mode = other_search(store)
+        mode = other_search(store, {**getattr(self.retriever, "search_kwargs", {}), **(options or {})})
         return Search(
             source=source,
             embedder=embedder,
@@ -165,7 +166,7 @@ class ExplainingRetriever(HitRetriever):
         documents = documents[: options.get("k")]
         known = [_known(document, inner) for document in documents]
         found = _unless_known(tell(documents), documents, known)
-        hits = self._hit_explainer.hits(query, found, explain, top=top, search=self._search(), known=known)
+        hits = self._hit_explainer.hits(query, found, explain, top=top, search=self._search(options), known=known)
         return self._delivered(query, documents, hits, run_manager)
 
     async def _aget_relevant_documents(
@@ -188,7 +189,9 @@ class ExplainingRetriever(HitRetriever):
         documents = documents[: options.get("k")]
         known = [_known(document, inner) for document in documents]
         found = _unless_known(tell(documents), documents, known)
-        hits = await self._hit_explainer.ahits(query, found, explain, top=top, search=self._search(), known=known)
+        hits = await self._hit_explainer.ahits(
+            query, found, explain, top=top, search=self._search(options), known=known
+        )
         return await self._adelivered(query, documents, hits, run_manager)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -248,12 +251,14 @@ class _Telling(VectorStoreRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return self._keep(self.vectorstore.similarity_search_with_score(query, **self.search_kwargs | kwargs))
+        options = scored_options(self.vectorstore, self.search_kwargs | kwargs)
+        return self._keep(self.vectorstore.similarity_search_with_score(query, **options))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        return self._keep(await self.vectorstore.asimilarity_search_with_score(query, **self.search_kwargs | kwargs))
+        options = scored_options(self.vectorstore, self.search_kwargs | kwargs)
+        return self._keep(await self.vectorstore.asimilarity_search_with_score(query, **options))
 
     def _keep(self, scored: Sequence[tuple[Document, float]]) -> list[Document]:
         documents, self._tell = _scored(scored)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from inspect import Parameter, signature
 from types import FunctionType
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
 from langchain_rag_explain._internals import docstore_documents
+from langchain_rag_explain.postgres import postgres_place, searching_store
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import Metric
 from rag_explain.retrieval import Embedder, Engine, Kept, Place, engine_of
@@ -50,7 +52,8 @@ def engine_of_store(store: VectorStore | None, known: Engine | None = None) -> E
     """What searches for a store, where it is known; `known` is what did last time."""
     if isinstance(store, InMemoryVectorStore):
         return InMemoryEngine.of(store, Place())
-    return engine_of(store, _place(store), known)
+    store = searching_store(store)
+    return engine_of(store, postgres_place(store) or _place(store), known)
 
 
 def _place(store: VectorStore | None) -> Place:
@@ -81,9 +84,14 @@ def document_id(document: Document) -> str | None:
     return next((str(document.metadata[name]) for name in _IDS if name in document.metadata), None)
 
 
-def other_search(store: VectorStore | None) -> str | None:
-    """Why a store's own scores are not the similarity of two vectors, by its settings; None where they are."""
+def other_search(store: VectorStore | None, options: Mapping[str, Any]) -> str | None:
+    """Why a store's own scores are not the similarity of two vectors, by its settings; None where they are.
+
+    `options` are those of the search, which may set a mode for it alone.
+    """
     mode = getattr(getattr(store, "retrieval_mode", None), "value", "dense")
+    if options.get("hybrid_search_config", getattr(searching_store(store), "hybrid_search_config", None)):
+        mode = "hybrid"
     return None if mode == "dense" else f"the store was asked in {mode} mode, not by this encoder's similarity alone"
 
 
@@ -93,6 +101,9 @@ _SAME_SEARCH = {
     ("langchain_community.vectorstores.faiss", "FAISS"),
     ("langchain_chroma.vectorstores", "Chroma"),
     ("langchain_qdrant.qdrant", "QdrantVectorStore"),
+    ("langchain_postgres.vectorstores", "PGVector"),
+    ("langchain_postgres.v2.vectorstores", "PGVectorStore"),
+    ("langchain_postgres.v2.async_vectorstore", "AsyncPGVectorStore"),
 }
 
 
@@ -103,7 +114,8 @@ def tells_scores(store: VectorStore) -> bool:
     the object or in its class, as libraries do that watch it.
     """
     kind = type(store)
-    if (kind.__module__, kind.__qualname__) not in _SAME_SEARCH or any("search" in name for name in vars(store)):
+    replaced = (name for name, value in vars(store).items() if "search" in name and callable(value))
+    if (kind.__module__, kind.__qualname__) not in _SAME_SEARCH or any(replaced):
         return False
     own, inherited = (kind.__module__, VectorStore.__module__)  # the asynchronous one of VectorStore runs the other
     sync, other = (getattr(kind, name) for name in ("similarity_search", "asimilarity_search"))
@@ -113,6 +125,13 @@ def tells_scores(store: VectorStore) -> bool:
 def _is_of(method: object, module: str) -> bool:
     """Whether a method is what this module defines, and nothing that was put in its place."""
     return isinstance(method, FunctionType) and method.__module__ == module and not hasattr(method, "__wrapped__")
+
+
+def scored_options(store: VectorStore, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a search that the scored one takes too: PGVector's plain one takes others, and ignores them."""
+    taken = signature(store.similarity_search_with_score).parameters
+    takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in taken.values())
+    return {name: value for name, value in options.items() if takes_all or name in taken}
 
 
 def stored_documents(store: VectorStore) -> Iterator[tuple[str | None, str]]:

@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from rag_explain.log import ExplanationLog
 from tests.support.models import CORPUS, tiny
+from tests.support.postgres import stopped_postgres as stopped_postgres
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

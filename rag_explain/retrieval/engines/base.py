@@ -28,6 +28,9 @@ class Place:
     vector: str | None = None  # the field of the vectors; None: the only one there is
     text: str | None = None  # the field of the texts; None: what the engine itself calls so, if anything
     rows: Rows | None = None  # gives the rows of documents, for an engine that knows them by number
+    schema: str | None = None  # of the table; None: where the connection looks for it
+    metric: Metric | None = None  # what the store asks for, of an engine that compares in any way it is asked to
+    condition: tuple[str, Any] | None = None  # which rows of a table are documents: SQL, and the value of its %s
 
 
 class Kept(NamedTuple):

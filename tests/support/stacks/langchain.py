@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from langchain_huggingface import HuggingFaceEmbeddings
 from langchain_rag_explain import ExplainingRetriever
 from pydantic import PrivateAttr
 
+from tests.support import postgres
 from tests.support.stacks import TOP, Corpus, Seen, Stack, summed_up
 
 
@@ -27,13 +29,21 @@ class Filling(HuggingFaceEmbeddings):
         return super().embed_documents([self._header + text for text in texts])
 
 
+def is_asynchronous(store: VectorStore) -> bool:
+    """Whether a store answers in a loop only."""
+    return getattr(store, "async_mode", False)
+
+
 def filled(store: VectorStore, corpus: Corpus) -> BaseRetriever:
     """The retriever of a store, with all texts in it."""
     embeddings: Any = store.embeddings
     embeddings._header = corpus.header
-    store.add_texts(
-        list(corpus.texts), ids=list(corpus.ids), metadatas=[{"number": at} for at in range(len(corpus.ids))]
-    )
+    metadatas = [{"number": at} for at in range(len(corpus.ids))]
+    options: dict[str, Any] = {"ids": list(corpus.ids), "metadatas": metadatas}
+    if is_asynchronous(store):
+        asyncio.run(store.aadd_texts(list(corpus.texts), **options))
+    else:
+        store.add_texts(list(corpus.texts), **options)
     embeddings._header = ""
     return store.as_retriever(search_kwargs={"k": TOP})
 
@@ -92,6 +102,45 @@ def faiss(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
     yield filled(FAISS(embeddings, index, InMemoryDocstore(), {}, distance_strategy=strategy), corpus)
 
 
+@contextmanager
+def pgvector(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from langchain_postgres import PGVector
+    from langchain_postgres.vectorstores import DistanceStrategy
+
+    with postgres.engine() as engine:
+        options = {"collection_name": uuid4().hex, "distance_strategy": DistanceStrategy(setting)}
+        store = PGVector(embeddings_of(corpus), connection=engine, **options)
+        yield filled(store, corpus)
+        store.delete_collection()  # ids are those of one document in all collections
+
+
+@contextmanager
+def async_pgvector(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from langchain_postgres import PGVector
+    from langchain_postgres.vectorstores import DistanceStrategy
+
+    options = {"collection_name": uuid4().hex, "distance_strategy": DistanceStrategy(setting)}
+    store = PGVector(embeddings_of(corpus), connection=postgres.async_engine(), create_extension=False, **options)
+    yield filled(store, corpus)
+    asyncio.run(store.adelete_collection())
+
+
+@contextmanager
+def pgvector_store(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from langchain_postgres import PGEngine, PGVectorStore
+    from langchain_postgres.v2.indexes import DistanceStrategy
+
+    engine, embeddings, table = PGEngine.from_connection_string(postgres.url("asyncpg")), embeddings_of(corpus), uuid4()
+    columns = {"id_column": "Name of it", "content_column": "said", "embedding_column": "the vector"}
+    try:
+        engine.init_vectorstore_table(str(table), len(embeddings.embed_query("a")), **columns)
+        strategy = DistanceStrategy[setting]
+        store = PGVectorStore.create_sync(engine, embeddings, str(table), distance_strategy=strategy, **columns)
+        yield filled(store, corpus)
+    finally:
+        engine._run_as_sync(engine.close())
+
+
 STACKS = [
     Stack("in memory", "cosine", "langchain_core", in_memory, "cosine"),
     Stack("Chroma", "l2", "langchain_chroma", chroma, "squared L2"),
@@ -100,6 +149,13 @@ STACKS = [
     Stack("Qdrant", "Cosine", "langchain_qdrant", qdrant, "cosine"),
     Stack("Qdrant", "Dot", "langchain_qdrant", qdrant, "inner product"),
     Stack("Qdrant", "Euclid", "langchain_qdrant", qdrant, "L2"),
+    Stack("PGVector", "cosine", "langchain_postgres", pgvector, "cosine distance"),
+    Stack("PGVector", "l2", "langchain_postgres", pgvector, "L2"),
+    Stack("PGVector", "inner", "langchain_postgres", pgvector, "negative inner product"),
+    Stack("asynchronous PGVector", "cosine", "langchain_postgres", async_pgvector, "cosine distance"),
+    Stack("PGVectorStore", "COSINE_DISTANCE", "langchain_postgres", pgvector_store, "cosine distance"),
+    Stack("PGVectorStore", "EUCLIDEAN", "langchain_postgres", pgvector_store, "L2"),
+    Stack("PGVectorStore", "INNER_PRODUCT", "langchain_postgres", pgvector_store, "inner product"),
     Stack("FAISS", "IndexFlatL2", "langchain_community", faiss, "squared L2"),
     Stack("FAISS", "IndexFlatIP", "langchain_community", faiss, "inner product"),
 ]
@@ -107,14 +163,22 @@ STACKS = [
 
 def seen(plain: Any, queries: Sequence[str]) -> Seen:
     """The same queries with and without the wrapper, in its one-line form."""
-    wrapped = ExplainingRetriever(retriever=plain)
+    wrapped, store, loops = ExplainingRetriever(retriever=plain), plain.vectorstore, is_asynchronous(plain.vectorstore)
     built = wrapped.precompute(progress=False)
     options = {name: value for name, value in plain.search_kwargs.items() if name == "k"}
-    found = [plain.vectorstore.similarity_search_with_score(query, **options) for query in queries]
-    assert [[one.page_content for one in plain.invoke(query)] for query in queries] == [
+
+    def invoked(retriever: Any, query: str) -> Any:
+        return asyncio.run(retriever.ainvoke(query)) if loops else retriever.invoke(query)
+
+    def scored(query: str) -> Any:
+        found = store.asimilarity_search_with_score if loops else store.similarity_search_with_score
+        return asyncio.run(found(query, **options)) if loops else found(query, **options)
+
+    found = [scored(query) for query in queries]
+    assert [[one.page_content for one in invoked(plain, query)] for query in queries] == [
         [document.page_content for document, _ in one] for one in found
     ]
-    documents: list[list[Any]] = [wrapped.invoke(query) for query in queries]  # type: ignore[misc]
+    documents: list[list[Any]] = [invoked(wrapped, query) for query in queries]
     return summed_up(
         [[(document.page_content, float(score)) for document, score in one] for one in found],
         [[document.hit for document in one] for one in documents],

@@ -16,6 +16,7 @@ from llama_index.core.schema import TextNode
 from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index.retrievers.rag_explain import ExplainingRetriever
 
+from tests.support import postgres
 from tests.support.stacks import TOP, Corpus, Seen, Stack, summed_up
 
 
@@ -90,6 +91,25 @@ def faiss(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
     yield filled(FaissVectorStore(faiss_index=index), corpus, embedding)
 
 
+@contextmanager
+def pgvector(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from llama_index.vector_stores.postgres import PGVectorStore
+
+    embedding = embedding_of(corpus)
+    size = len(embedding.get_text_embedding("a"))
+    hnsw = {"hnsw_m": 16, "hnsw_ef_construction": 64, "hnsw_ef_search": 40, "hnsw_dist_method": setting}
+    with postgres.engine("psycopg2") as engine:
+        store = PGVectorStore(
+            engine=engine,
+            async_engine=postgres.async_engine(),
+            table_name=f"t{uuid4().hex}",
+            schema_name="Kept_here",
+            embed_dim=size,
+            hnsw_kwargs=None if setting == "none" else hnsw,
+        )
+        yield filled(store, corpus, embedding)
+
+
 STACKS = [
     Stack("simple", "cosine", "llama_index.core", simple, "cosine"),
     Stack("Chroma", "l2", "llama_index.vector_stores.chroma", chroma, "exp(-squared L2)"),
@@ -98,6 +118,8 @@ STACKS = [
     Stack("Qdrant", "Cosine", "llama_index.vector_stores.qdrant", qdrant, "cosine"),
     Stack("Qdrant", "Dot", "llama_index.vector_stores.qdrant", qdrant, "inner product"),
     Stack("Qdrant", "Euclid", "llama_index.vector_stores.qdrant", qdrant, "L2"),
+    Stack("Postgres", "none", "llama_index.vector_stores.postgres", pgvector, "cosine"),
+    Stack("Postgres", "vector_l2_ops", "llama_index.vector_stores.postgres", pgvector, "cosine"),
     Stack("FAISS", "IndexFlatL2", "llama_index.vector_stores.faiss", faiss, "squared L2"),
     Stack("FAISS", "IndexFlatIP", "llama_index.vector_stores.faiss", faiss, "inner product"),
 ]

@@ -39,3 +39,9 @@ def query_embedding(model: Any, text: str) -> Any:
 def text_embedding(model: Any, text: str) -> Any:
     """`_get_text_embedding`: what an embedding model computes for a node, without the span that LlamaIndex adds."""
     return unwrap(type(model)._get_text_embedding)(model, text)
+
+
+def connected(store: Any) -> Any:
+    """`_initialize`: a PGVectorStore, which connects to its database when it is first used, connected."""
+    store._initialize()
+    return store

@@ -12,6 +12,7 @@ from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 from llama_index.retrievers.rag_explain._internals import (
+    connected,
     query_embedding,
     retriever_index,
     retriever_store,
@@ -53,7 +54,25 @@ def engine_of_retriever(base: BaseRetriever, known: Engine | None = None) -> Eng
 def _engine_of_store(store: object, index: BaseIndex[Any] | None, known: Engine | None = None) -> Engine | None:
     if isinstance(store, SimpleVectorStore):
         return SimpleEngine.of(store, Place())
-    return engine_of(store, _place(store, index), known)
+    return engine_of(store, _postgres_place(store) or _place(store, index), known)
+
+
+def _postgres_place(store: Any) -> Place | None:
+    """Where a PGVectorStore keeps its nodes; None for any other store.
+
+    It ranks by cosine distance whatever its index was made for, and returns what that leaves of 1.
+    """
+    kinds = ((kind.__module__, kind.__qualname__) for kind in type(store).__mro__)
+    if ("llama_index.vector_stores.postgres.base", "PGVectorStore") not in kinds:
+        return None
+    return Place(
+        collection=f"data_{store.table_name}",
+        key="node_id",
+        vector="embedding",
+        text="text",
+        schema=store.schema_name,
+        metric=Metric("cosine"),
+    )
 
 
 def _place(store: object, index: BaseIndex[Any] | None) -> Place:
@@ -86,8 +105,8 @@ def stored_nodes(index: BaseIndex[Any]) -> list[BaseNode]:
     if nodes:
         return nodes
     store = getattr(index, "vector_store", None)
-    engine = _engine_of_store(store, index)
     try:
+        engine = _engine_of_store(connected(store) if _postgres_place(store) else store, index)
         listed = None if engine is None else engine.documents()
         # What has no such method cannot list its nodes either.
         return list(store.get_nodes(None)) if listed is None else [_node(one) for one in listed]  # type: ignore[union-attr]
