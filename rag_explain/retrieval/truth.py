@@ -248,7 +248,8 @@ def _seen(engine: Engine | None, kept: Any, asked: Vector, own: Vector, by_lengt
     coded_own = engine.coded(own[None]) if kept is None or len(kept) == len(own) else own[None]
     loss = engine.tolerance if engine.tolerance > TOLERANCE else 0.0
     if coded_own is None:
-        return Seen(loss=loss, scale=scale)
+        is_given = kept is not None and engine.gives_originals
+        return Seen(stored=Stored(engine.metric, np.asarray(kept, np.float64), own) if is_given else None, loss=loss, scale=scale)
     like = np.asarray(coded_own[0], np.float64)
     stored = None if kept is None else Stored(engine.metric, np.asarray(kept, np.float64), like)
     distance = "L2" in engine.metric.base

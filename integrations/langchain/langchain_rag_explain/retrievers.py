@@ -22,6 +22,7 @@ from langchain_rag_explain.documents import ExplainedDocument, reranked_score
 from langchain_rag_explain.stores import (
     document_id,
     embedder_of,
+    embeddings_in,
     engine_of_store,
     other_search,
     stage_name,
@@ -105,7 +106,7 @@ class ExplainingRetriever(BaseRetriever):
     def _search(self) -> Search:
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
         store = self._store
-        embedder = None if store is None else embedder_of(store.embeddings)
+        embedder = None if store is None else embedder_of(embeddings_in(store))
         self._engine = engine = engine_of_store(store, self._engine)
         is_told = self.vectorstore is not None or _tells_scores(self.retriever)
         told = engine.metric if engine is not None and is_told else UNKNOWN
@@ -145,7 +146,7 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             scored = list(self.vectorstore.similarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
-        hits = self._hit_explainer.hits(query, _found(scored), explain, top=top, search=self._search())
+        hits = self._hit_explainer.hits(query, _found(scored, self._store), explain, top=top, search=self._search())
         if run_manager.handlers:
             try:
                 dispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
@@ -171,7 +172,7 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             scored = list(await self.vectorstore.asimilarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
-        hits = await self._hit_explainer.ahits(query, _found(scored), explain, top=top, search=self._search())
+        hits = await self._hit_explainer.ahits(query, _found(scored, self._store), explain, top=top, search=self._search())
         if run_manager.handlers:
             try:
                 await adispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
@@ -263,10 +264,10 @@ def _with_scores(asked: BaseRetriever, found: Sequence[Document]) -> list[_Score
     return [(document, None if _is_plain(asked) else reranked_score(document)) for document in found]
 
 
-def _found(scored: Iterable[_Scored]) -> Iterator[RetrievedDocument]:
+def _found(scored: Iterable[_Scored], store: VectorStore | None) -> Iterator[RetrievedDocument]:
     for document, score in scored:
         yield RetrievedDocument(
-            id=document_id(document),
+            id=document_id(document, store),
             text=document.page_content,
             score=None if score is None else float(score),
             metadata=document.metadata,

@@ -44,6 +44,9 @@ class Engine(ABC):
     An engine that must ask a server what its scores are asks once.
     """
 
+    # Whether `vectors` gives what the engine was given even where its scores are estimates: it keeps both.
+    gives_originals = False
+
     def __init__(self, handle: Any, place: Place | None = None) -> None:
         self.handle, self.place = handle, place or Place()
 

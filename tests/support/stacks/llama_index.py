@@ -16,6 +16,7 @@ from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 from llama_index.retrievers.rag_explain import ExplainingRetriever
 
 from tests.support.stacks import TOP, Corpus, Seen, Stack, summed_up
+from tests.support.stacks.milvus_lite import milvus_file
 
 
 class Filling(HuggingFaceEmbedding):
@@ -84,6 +85,32 @@ def faiss(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
     yield filled(FaissVectorStore(faiss_index=index), corpus, embedding)
 
 
+@contextmanager
+def milvus(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from llama_index.vector_stores.milvus import MilvusVectorStore
+
+    embedding = embedding_of(corpus)
+    size = len(embedding.get_text_embedding("a"))
+    with milvus_file(corpus.folder) as uri:
+        store = MilvusVectorStore(uri, dim=size, similarity_metric=setting, use_async_client=False)
+        yield filled(store, corpus, embedding)
+        store.client.close()
+
+
+@contextmanager
+def lancedb(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from lancedb.index import IvfFlat
+    from llama_index.vector_stores.lancedb import LanceDBVectorStore
+
+    with warnings.catch_warnings():  # it looks whether there is a table by LanceDB's old way
+        warnings.filterwarnings("ignore", r"table_names\(\) is deprecated")
+        store = LanceDBVectorStore(str(corpus.folder / "lancedb"))
+    retriever = filled(store, corpus, embedding_of(corpus))
+    if setting != "l2":  # a table without an index compares by l2
+        store.table.create_index("vector", config=IvfFlat(distance_type=setting, num_partitions=1))
+    yield retriever
+
+
 STACKS = [
     Stack("simple", "cosine", "llama_index.core", simple, "cosine"),
     Stack("Chroma", "l2", "llama_index.vector_stores.chroma", chroma, "exp(-squared L2)"),
@@ -92,6 +119,12 @@ STACKS = [
     Stack("Qdrant", "Cosine", "llama_index.vector_stores.qdrant", qdrant, "cosine"),
     Stack("Qdrant", "Dot", "llama_index.vector_stores.qdrant", qdrant, "inner product"),
     Stack("Qdrant", "Euclid", "llama_index.vector_stores.qdrant", qdrant, "L2"),
+    Stack("Milvus Lite", "COSINE", "llama_index.vector_stores.milvus", milvus, "cosine"),
+    Stack("Milvus Lite", "IP", "llama_index.vector_stores.milvus", milvus, "inner product"),
+    Stack("Milvus Lite", "L2", "llama_index.vector_stores.milvus", milvus, "squared L2"),
+    Stack("LanceDB", "l2", "llama_index.vector_stores.lancedb", lancedb, "exp(-squared L2)"),
+    Stack("LanceDB", "cosine", "llama_index.vector_stores.lancedb", lancedb, "exp(-cosine distance)"),
+    Stack("LanceDB", "dot", "llama_index.vector_stores.lancedb", lancedb, "exp(-1 - inner product)"),
     Stack("FAISS", "IndexFlatL2", "llama_index.vector_stores.faiss", faiss, "squared L2"),
     Stack("FAISS", "IndexFlatIP", "llama_index.vector_stores.faiss", faiss, "inner product"),
 ]
