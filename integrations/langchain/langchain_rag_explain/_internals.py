@@ -15,7 +15,7 @@ def tracing_parameters(retriever: BaseRetriever, **kwargs: Any) -> LangSmithRetr
 
 
 def open_table(store: VectorStore) -> None:
-    """`_get_or_create_table`: has LanceDB's store open the table that it would open in its first search, if there is one."""
+    """`_get_or_create_table`: has LanceDB's store open the table that it otherwise opens in its first search."""
     opens = getattr(store, "_get_or_create_table", None)
     if opens is not None:
         opens()

@@ -172,7 +172,9 @@ class ExplainingRetriever(BaseRetriever):
             assert self.vectorstore is not None
             scored = list(await self.vectorstore.asimilarity_search_with_score(query, **options))
         scored = scored[: options.get("k")]
-        hits = await self._hit_explainer.ahits(query, _found(scored, self._store), explain, top=top, search=self._search())
+        hits = await self._hit_explainer.ahits(
+            query, _found(scored, self._store), explain, top=top, search=self._search()
+        )
         if run_manager.handlers:
             try:
                 await adispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})

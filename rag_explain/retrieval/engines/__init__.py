@@ -8,7 +8,8 @@ from rag_explain.retrieval.engines.milvus import MilvusEngine
 from rag_explain.retrieval.engines.qdrant import QdrantEngine
 from rag_explain.retrieval.holders import attributes
 
-__all__ = ["TOLERANCE", "ChromaEngine", "Engine", "FaissEngine", "Kept", "LanceDBEngine", "MilvusEngine", "Place", "QdrantEngine", "Rows", "engine_of"]
+__all__ = ["TOLERANCE", "ChromaEngine", "Engine", "FaissEngine", "Kept", "LanceDBEngine", "MilvusEngine", "Place"]
+__all__ += ["QdrantEngine", "Rows", "engine_of"]
 
 _ENGINES: tuple[type[Engine], ...] = (ChromaEngine, FaissEngine, LanceDBEngine, MilvusEngine, QdrantEngine)
 

@@ -30,7 +30,7 @@ class LanceDBEngine(Engine):
 
     @property
     def _index(self) -> tuple[str, str]:
-        """The kind of index and its distance: looked up again once the table is another version, as with a new index."""
+        """The kind of index and its distance: looked up again in a new version of the table, which an index makes."""
         is_local = isinstance(self.handle, sys.modules["lancedb.table"].LanceTable)
         version = self.handle.version if is_local else None  # a cloud would be asked for it each time
         if self._known is None or self._known[0] != version:
@@ -59,7 +59,9 @@ class LanceDBEngine(Engine):
     def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
         key, vector = self.place.key, self._vector
         wanted = ", ".join("'" + name.replace("'", "''") + "'" for name in dict.fromkeys(ids))
-        rows = self.handle.search().where(f"{key} in ({wanted})").select([key, vector]).limit(None).to_list()
+        is_text = "string" in str(self.handle.schema.field(key).type)
+        condition = f"{key if is_text else f'cast({key} as string)'} in ({wanted})"
+        rows = self.handle.search().where(condition).select([key, vector]).limit(None).to_list()
         names = [str(row[key]) for row in rows]
         # Nothing keeps a table from having rows of the same id: which one was found is not known.
         return {name: row[vector] for name, row in zip(names, rows, strict=True) if names.count(name) == 1}

@@ -15,7 +15,13 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from llama_index.retrievers.rag_explain._internals import embedding_model, query_mode, retriever_index
 from llama_index.retrievers.rag_explain.nodes import ExplainedNode, announce, embedded, found, query_string, score_of
-from llama_index.retrievers.rag_explain.stores import embedder_of, engine_of_retriever, other_search, score_metric, stored_nodes
+from llama_index.retrievers.rag_explain.stores import (
+    embedder_of,
+    engine_of_retriever,
+    other_search,
+    score_metric,
+    stored_nodes,
+)
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hits
