@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,7 @@ def milvus(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
         with old_connection(store.alias, uri):
             retriever = filled(store, corpus)
         yield retriever
+        asyncio.run(store.aclient.close())
         store.client.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -97,17 +97,24 @@ def milvus(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
         store.client.close()
 
 
-@contextmanager
-def lancedb(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
-    from lancedb.index import IvfFlat
+def lancedb_retriever(corpus: Corpus, settings: Mapping[str, Any]) -> Any:
+    """The retriever of a filled LanceDB store with these settings."""
     from llama_index.vector_stores.lancedb import LanceDBVectorStore
 
     with warnings.catch_warnings():  # it looks whether there is a table by LanceDB's old way
         warnings.filterwarnings("ignore", r"table_names\(\) is deprecated")
-        store = LanceDBVectorStore(str(corpus.folder / "lancedb"))
-    retriever = filled(store, corpus, embedding_of(corpus))
+        store = LanceDBVectorStore(str(corpus.folder / "lancedb"), **settings)
+    return filled(store, corpus, embedding_of(corpus))
+
+
+@contextmanager
+def lancedb(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from lancedb.index import IvfFlat
+
+    retriever = lancedb_retriever(corpus, {})
     if setting != "l2":  # a table without an index compares by l2
-        store.table.create_index("vector", config=IvfFlat(distance_type=setting, num_partitions=1))
+        config = IvfFlat(distance_type=setting, num_partitions=1)
+        retriever._vector_store.table.create_index("vector", config=config)
     yield retriever
 
 
