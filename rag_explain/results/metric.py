@@ -15,10 +15,13 @@ _SIMILARITIES: dict[str, Callable[[float], float | None]] = {
     "negative inner product": lambda score: -score,
     "1 - inner product": lambda score: 1 - score,
     "cosine distance": lambda score: 1 - score,
+    "twice the cosine distance": lambda score: 1 - score / 2,
     "L2": lambda score: 1 - score * score / 2,  # |a - b|^2 = 2 - 2 cos between vectors of length one
     "squared L2": lambda score: 1 - score / 2,
     "unknown": lambda score: None,
 }
+# What does not depend on the length of vectors.
+SCALE_FREE = ("cosine", "cosine distance", "twice the cosine distance")
 _NOT_NORMALISED = " of vectors that are not normalised"
 
 
@@ -63,7 +66,7 @@ class Metric:
 
     def similarity(self, score: float | None) -> float | None:
         """The similarity that a score stands for; None where the metric does not tell."""
-        is_told = self.is_normalised or self.base in ("cosine", "cosine distance")
+        is_told = self.is_normalised or self.base in SCALE_FREE
         if score is None or not is_told or (self.is_exponential and score <= 0):
             return None
         return _SIMILARITIES[self.base](-math.log(score) if self.is_exponential else score)

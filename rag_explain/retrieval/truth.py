@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rag_explain.errors import InvalidInput
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.highlights import Highlights
-from rag_explain.results.metric import Metric
+from rag_explain.results.metric import SCALE_FREE, Metric
 from rag_explain.results.notices import (
     MISMATCH,
     OTHER_RANKING,
@@ -45,7 +45,6 @@ Vector = NDArray[np.float64]
 # What 16 bits may round a vector by on its way through a model: two batches with the same text differ by as much.
 _HALF_TOLERANCE = 2e-2
 _UNIT = 1e-3
-_SCALE_FREE = ("cosine", "cosine distance")
 _CAUSE = "the index was probably built with another model, another prompt or header, or rescaled vectors"
 _PROMPTS = 'prompts={"query": ..., "document": ...}'
 _CHANGED = Notice(
@@ -81,7 +80,7 @@ class Stored:
 
     def other_ranking(self, measure: str) -> str | None:
         """Why vectors of this length are ranked by something else than what is explained."""
-        agrees = self.metric.base in _SCALE_FREE if measure == "cosine" else "inner product" in self.metric.base
+        agrees = self.metric.base in SCALE_FREE if measure == "cosine" else "inner product" in self.metric.base
         if agrees or self.metric.base == "unknown" or abs(float(np.linalg.norm(self.vector)) - 1.0) <= _UNIT:
             return None
         explained = "inner product" if measure == "dot" else measure

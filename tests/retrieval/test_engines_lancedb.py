@@ -57,7 +57,7 @@ def test_an_index_that_is_made_later_is_seen(table: Any) -> None:
     assert (engine.metric, engine.tolerance) == (Metric("squared L2"), TOLERANCE)
     table.create_index("id", config=pytest.importorskip("lancedb.index").BTree())  # says nothing of vectors
     index(table, "IvfPq", "cosine", num_sub_vectors=4)
-    assert engine.metric == Metric("cosine distance")
+    assert engine.metric == Metric("twice the cosine distance")
     assert engine.tolerance > TOLERANCE
     table.drop_index("vector_idx")
     assert (engine.metric, engine.tolerance) == (Metric("squared L2"), TOLERANCE)
@@ -76,6 +76,26 @@ def test_scores_of_coded_vectors_are_estimates_and_the_vectors_are_kept(table: A
     np.testing.assert_array_equal(engine.vectors(["7"])["7"], VECTORS[7])
     refined = table.search(VECTORS[0]).limit(10).refine_factor(5).to_list()
     assert max(abs(1 - row["_distance"] - float(np.dot(row["vector"], VECTORS[0]))) for row in refined) < 1e-4
+
+
+def test_an_index_by_cosine_that_codes_vectors_gives_twice_the_distance_until_a_row_is_new(table: Any) -> None:
+    index(table, "IvfSq", "cosine")
+    engine, refined = known(table), known(table, Place(is_refined=True))
+
+    def differs(metric: Metric, search: Any) -> float:
+        """How far the similarity that scores tell is off at most."""
+        rows = [(row["_distance"], row["vector"]) for row in search.limit(50).to_list()]
+        own = [float(np.dot(one, VECTORS[0]) / np.linalg.norm(one) / np.linalg.norm(VECTORS[0])) for _, one in rows]
+        told = [metric.similarity(score) for score, _ in rows]
+        return max(abs((claimed or 0.0) - cosine) for claimed, cosine in zip(told, own, strict=True))
+
+    assert engine.metric == Metric("twice the cosine distance")
+    assert 1e-4 < differs(engine.metric, table.search(VECTORS[0])) < engine.tolerance
+    assert refined.metric == Metric("cosine distance")
+    assert differs(refined.metric, table.search(VECTORS[0]).refine_factor(2)) < 1e-4
+    table.add([{"id": "new", "vector": VECTORS[0], "text": "new", "chapter": 0}])
+    assert engine.metric == Metric("cosine distance")
+    assert differs(engine.metric, table.search(VECTORS[0])) < 1e-4
 
 
 def test_vectors_are_found_by_any_id_and_only_where_it_is_one_row(table: Any) -> None:

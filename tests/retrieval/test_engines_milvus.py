@@ -126,16 +126,17 @@ def test_ids_may_be_numbers(client: Any) -> None:
     assert [one.id for one in engine.documents() or []] == [str(at - 3) for at in range(ROWS)]
 
 
-@pytest.mark.parametrize("page", [1, 7, 500])
 def test_documents_are_listed_in_pages_without_their_vectors(
-    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: int
+    client: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rag_explain.retrieval.engines.milvus._PAGE", page)
-    listed = list(known(client, filled(client, rows=20), text="content").documents() or [])
-    assert {one.id for one in listed} == set(IDS[:20])
-    assert len(listed) == 20
-    fields = {"key": "7", "content": "text 7", "chapter": 7}
-    assert Kept("7", "text 7", fields) in listed
+    engine = known(client, filled(client, rows=20), text="content")
+    for page in (1, 7, 500):
+        monkeypatch.setattr("rag_explain.retrieval.engines.milvus._PAGE", page)
+        listed = list(engine.documents() or [])
+        assert {one.id for one in listed} == set(IDS[:20])
+        assert len(listed) == 20
+        fields = {"key": "7", "content": "text 7", "chapter": 7}
+        assert Kept("7", "text 7", fields) in listed
     assert said_by_pymilvus(caplog) == []
 
 

@@ -48,6 +48,6 @@ def test_vectors_of_other_texts_are_marked_where_scores_are_estimates(header: st
     table = plain._vector_store.table
     table.create_index("text_vector", config=index.IvfPq(distance_type="cosine", num_partitions=1, num_sub_vectors=4))
     for one in explained(plain):
-        assert one.hit.metric == "exp(-cosine distance)"
+        assert one.hit.metric == "exp(-twice the cosine distance)"
         assert (one.explanation.surrogate is not None) == bool(header)
         assert not header or "vector of this document is not the one" in one.explanation.surrogate

@@ -27,6 +27,7 @@ class Place:
     key: str = "id"  # the field of the documents' ids
     vector: str | None = None  # the field of the vectors; None: the only one there is
     text: str | None = None  # the field of the texts; None: what the engine itself calls so, if anything
+    is_refined: bool = False  # whether searches compute scores again from the vectors that an index coded (LanceDB)
     rows: Rows | None = None  # gives the rows of documents, for an engine that knows them by number
 
 

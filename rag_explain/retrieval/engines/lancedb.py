@@ -1,4 +1,4 @@
-"""LanceDB: a `lancedb.table.Table`, in a folder, an object store or LanceDB's cloud."""
+"""LanceDB: a `lancedb.table.LanceTable`, in a folder or an object store. Not a table in LanceDB's cloud."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,9 +8,9 @@ from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Kept, Place
 
 _METRICS = {"l2": Metric("squared L2"), "cosine": Metric("cosine distance"), "dot": Metric("1 - inner product")}
-_WITHOUT_INDEX = ("flat", "l2")  # how a table compares that has no index
-_ESTIMATES = ("PQ", "SQ", "RQ")  # indexes that code vectors: their scores are estimates, unless they are refined
-_ESTIMATE_TOLERANCE = 0.25
+_CODED_COSINE = Metric("twice the cosine distance")
+# How far a similarity may be off that is estimated from coded vectors, by the end of the index's kind.
+_LOSSES = {"SQ": 0.05, "PQ": 0.5, "RQ": 0.5}
 _PAGE = 500
 
 
@@ -21,26 +21,21 @@ class LanceDBEngine(Engine):
 
     def __init__(self, handle: Any, place: Place | None = None) -> None:
         super().__init__(handle, place)
-        self._known: tuple[Any, tuple[str, str]] | None = None
+        self._known: tuple[Any, Any] | None = None
 
     @classmethod
     def of(cls, handle: object, place: Place) -> Self | None:
         module = sys.modules.get("lancedb.table")  # a table cannot be there before its library is loaded
-        return cls(handle, place) if module is not None and isinstance(handle, module.Table) else None
+        return cls(handle, place) if module is not None and isinstance(handle, module.LanceTable) else None
 
     @property
-    def _index(self) -> tuple[str, str]:
-        """The kind of index and its distance: looked up again in a new version of the table, which an index makes."""
-        is_local = isinstance(self.handle, sys.modules["lancedb.table"].LanceTable)
-        version = self.handle.version if is_local else None  # a cloud would be asked for it each time
+    def _index(self) -> Any:
+        """What the index of the vectors tells; None without one. Looked up again in a new version of the table."""
+        version = self.handle.version
         if self._known is None or self._known[0] != version:
-            self._known = version, self._looked_up()
+            names = [one.name for one in self.handle.list_indices() if one.columns == [self._vector]]
+            self._known = version, self.handle.index_stats(names[0]) if names else None
         return self._known[1]
-
-    def _looked_up(self) -> tuple[str, str]:
-        found = [one.name for one in self.handle.list_indices() if one.columns == [self._vector]]
-        told = self.handle.index_stats(found[0]) if found else None
-        return _WITHOUT_INDEX if told is None else (told.index_type, told.distance_type or "")
 
     @property
     def _vector(self) -> str:
@@ -50,11 +45,18 @@ class LanceDBEngine(Engine):
         return str(name)
 
     def told_metric(self) -> Metric:
-        return _METRICS.get(self._index[1].lower(), UNKNOWN)
+        index = self._index
+        if index is None:
+            return _METRICS["l2"]
+        metric = _METRICS.get(str(index.distance_type).lower(), UNKNOWN)
+        # Distances are computed again from the vectors themselves where some rows are not in the index yet.
+        is_coded = self.tolerance > TOLERANCE and not self.place.is_refined and not index.num_unindexed_rows
+        return _CODED_COSINE if is_coded and metric == _METRICS["cosine"] else metric
 
     @property
     def tolerance(self) -> float:
-        return _ESTIMATE_TOLERANCE if self._index[0].endswith(_ESTIMATES) else TOLERANCE
+        index = self._index
+        return TOLERANCE if index is None else _LOSSES.get(index.index_type[-2:].upper(), TOLERANCE)
 
     def vectors(self, ids: Sequence[str]) -> dict[str, Any]:
         key, vector = self.place.key, self._vector

@@ -61,7 +61,7 @@ class MilvusEngine(Engine):
         return index
 
     def told_metric(self) -> Metric:
-        return _METRICS.get(self._index["metric_type"], UNKNOWN)
+        return _METRICS.get(self._index["metric_type"].upper(), UNKNOWN)
 
     @property
     def tolerance(self) -> float:

@@ -74,6 +74,7 @@ def _place(store: object, index: BaseIndex[Any] | None) -> Place:
         collection=told("collection_name"),
         vector=told("dense_vector_name", "embedding_field", "vector_column_name"),
         text=told("text_key") if has_fields else None,
+        is_refined=told("refine_factor") is not None,
         rows=None if keeps_nodes else rows,
     )
 
