@@ -26,8 +26,8 @@ def embedder_of(embeddings: Embeddings | Sequence[Embeddings] | None) -> Embedde
 
 def embeddings_in(store: VectorStore) -> Embeddings | Sequence[Embeddings]:
     """The embedding object of a store, or of one that only keeps it: not all stores have LangChain's property."""
-    kept = [value for value in vars(store).values() if isinstance(value, Embeddings)]
-    return kept if store.embeddings is None else store.embeddings
+    told = store.embeddings
+    return [value for value in vars(store).values() if isinstance(value, Embeddings)] if told is None else told
 
 
 def _query(embeddings: Embeddings, text: str) -> list[float]:

@@ -40,20 +40,18 @@ def searched(folder: Path, header: str = "", **settings: Any) -> Iterator[Any]:
             ids = None if settings.get("auto_id") else IDS
             other = {"_id": "x", **({"pk": "y"} if "primary_field" in settings else {})}
             store.add_texts(list(CORPUS), [other for _ in CORPUS], ids=ids)
-        if embeddings is not None:
-            embeddings._header = ""
-        yield store.as_retriever(search_kwargs={"k": 3})
+            if embeddings is not None:
+                embeddings._header = ""
+            yield store.as_retriever(search_kwargs={"k": 3})
         asyncio.run(store.aclient.close())
         store.client.close()
 
 
 def found(plain: Any, **options: Any) -> list[Any]:
-    """The documents of a wrapped retriever, which are those of the plain one, sync and async."""
-    wrapped = ExplainingRetriever(retriever=plain, **options)
-    documents = wrapped.invoke("the cat?")
-    later = asyncio.run(wrapped.ainvoke("the cat?"))
-    expected = [one.page_content for one in plain.invoke("the cat?")]
-    assert [one.page_content for one in documents] == [one.page_content for one in later] == expected
+    """The documents of a wrapped retriever, which are those of the plain one."""
+    documents = ExplainingRetriever(retriever=plain, **options).invoke("the cat?")
+    assert documents
+    assert [one.page_content for one in documents] == [one.page_content for one in plain.invoke("the cat?")]
     return documents
 
 
@@ -74,7 +72,25 @@ def test_ids_are_read_where_the_store_writes_them(settings: dict[str, Any], ids:
         for one in documents:
             assert one.explanation.surrogate is None
             assert abs(one.hit.gap) < 1e-3
-        assert ExplainingRetriever(retriever=plain).precompute(progress=False).kept == len(CORPUS)
+        wrapped = ExplainingRetriever(retriever=plain)
+        later: list[Any] = asyncio.run(wrapped.ainvoke("the cat?"))
+        assert [one.hit.id for one in later] == [one.hit.id for one in documents]
+        assert [one.hit.score for one in later] == [one.hit.score for one in documents]
+        assert wrapped.precompute(progress=False).kept == len(CORPUS)
+
+
+def test_filters_thresholds_and_diversity_find_the_same(tmp_path: Path) -> None:
+    with searched(tmp_path, index_params=DENSE) as plain:
+        store = plain.vectorstore
+        for one in found(store.as_retriever(search_kwargs={"k": 3, "expr": 'pk != "it\'s"'})):
+            assert one.hit.id in IDS[1:]
+            assert one.explanation.surrogate is None
+            assert abs(one.hit.gap) < 1e-3
+        threshold = {"k": 3, "score_threshold": 0.9}
+        for one in found(store.as_retriever(search_type="similarity_score_threshold", search_kwargs=threshold)):
+            assert one.explanation.surrogate is None
+        for one in found(store.as_retriever(search_type="mmr", search_kwargs={"k": 2})):
+            assert "MMR" in one.explanation.surrogate
 
 
 @pytest.mark.parametrize("header", ["", HEADER])

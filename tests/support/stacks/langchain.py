@@ -97,8 +97,7 @@ def milvus(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
         options = {"metric_type": setting, "index_type": "FLAT"}
         store = Milvus(embeddings_of(corpus), connection_args={"uri": uri}, index_params=options)
         with old_connection(store.alias, uri):
-            retriever = filled(store, corpus)
-        yield retriever
+            yield filled(store, corpus)
         asyncio.run(store.aclient.close())
         store.client.close()
 

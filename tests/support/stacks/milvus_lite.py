@@ -20,7 +20,7 @@ def milvus_file(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def old_connection(alias: str, uri: str) -> Iterator[None]:
-    """The connection of pymilvus's old way, by which langchain-milvus looks at its collection when that is filled.
+    """The connection of pymilvus's old way, by which langchain-milvus looks at its collection.
 
     langchain-milvus 0.3 takes it that each client has one, which they have not from pymilvus 2.6.10 on.
     """

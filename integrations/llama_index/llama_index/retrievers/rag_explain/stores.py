@@ -82,7 +82,9 @@ def _place(store: object, index: BaseIndex[Any] | None) -> Place:
 def other_search(base: BaseRetriever) -> str | None:
     """The mode in which a store searches by its own settings, where that is not by similarity; None where it is."""
     store = retriever_store(base)
-    kind = search_options(base).get("query_type", getattr(store, "query_type", None))  # LanceDB's
+    if not hasattr(store, "vector_column_name"):  # LanceDB
+        return None
+    kind = search_options(base).get("query_type", getattr(store, "query_type", None))
     return None if kind in (None, "vector") else str(kind)
 
 
