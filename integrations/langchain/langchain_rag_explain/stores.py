@@ -74,6 +74,7 @@ def _place(store: VectorStore | None) -> Place:
     vector = told("vector_name", "_vector_field")
     return Place(
         collection=told("collection_name"),
+        key=told("_primary_field") or "id",
         vector=vector if isinstance(vector, str) else None,  # a Milvus may have several
         text=told("content_payload_key", "_text_field"),
         rows=None if told("index_to_docstore_id") is None else rows,
