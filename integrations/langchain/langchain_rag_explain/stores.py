@@ -133,6 +133,7 @@ def tells_scores(store: VectorStore) -> bool:
 
 
 def _is_patched(store: VectorStore) -> bool:
+    """Whether the object has a search of its own; Milvus keeps settings of such names there too."""
     return any("search" in name and callable(value) for name, value in vars(store).items())
 
 
