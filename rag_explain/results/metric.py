@@ -15,6 +15,7 @@ _SIMILARITIES: dict[str, Callable[[float], float | None]] = {
     "negative inner product": lambda score: -score,
     "1 - inner product": lambda score: 1 - score,
     "cosine distance": lambda score: 1 - score,
+    "twice the cosine distance": lambda score: 1 - score / 2,
     "(1 + cosine) / 2": lambda score: 2 * score - 1,
     "sigmoid(inner product / 100)": lambda score: 100 * math.log(score / (1 - score)) if 0 < score < 1 else None,
     "L2": lambda score: 1 - score * score / 2,  # |a - b|^2 = 2 - 2 cos between vectors of length one
@@ -22,7 +23,7 @@ _SIMILARITIES: dict[str, Callable[[float], float | None]] = {
     "unknown": lambda score: None,
 }
 # What tells the same of vectors of any length.
-SCALE_FREE = ("cosine", "cosine distance", "(1 + cosine) / 2")
+SCALE_FREE = ("cosine", "cosine distance", "twice the cosine distance", "(1 + cosine) / 2")
 _NOT_NORMALISED = " of vectors that are not normalised"
 
 

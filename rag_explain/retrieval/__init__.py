@@ -1,7 +1,7 @@
 """What an adapter of a framework is built from: retrieved documents in, hits with explanations out."""
 
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, check_mode
-from rag_explain.retrieval.engines import ChromaEngine, Engine, Kept, Place, engine_of
+from rag_explain.retrieval.engines import ChromaEngine, Engine, Kept, LanceDBEngine, Place, engine_of
 from rag_explain.retrieval.holders import held_model, inside, models_inside
 from rag_explain.retrieval.nested import Encoder, Encoders, InnerHits, collecting, refuse_several, report
 from rag_explain.retrieval.search import RetrievedDocument, Search
@@ -11,6 +11,16 @@ from rag_explain.retrieval.truth import retriever_reason
 from rag_explain.retrieval.usage import Embedder, has_model
 
 __all__ = ["UNNAMED", "ChromaEngine", "Embedder", "Encoder", "Encoders", "Engine", "ExplainMode", "ExplainerSource"]
-__all__ += ["HitExplainer", "InnerHits", "Kept", "Place", "RetrievedDocument", "Search", "StagedHits", "after"]
+__all__ += [
+    "HitExplainer",
+    "InnerHits",
+    "Kept",
+    "LanceDBEngine",
+    "Place",
+    "RetrievedDocument",
+    "Search",
+    "StagedHits",
+    "after",
+]
 __all__ += ["check_mode", "check_source", "collecting", "engine_of", "has_model", "held_model", "inside"]
 __all__ += ["models_inside", "refuse_several", "report", "retriever_reason", "same_score", "scored"]

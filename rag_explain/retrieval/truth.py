@@ -269,10 +269,11 @@ def _seen(engine: Engine | None, metric: Metric, kept: Any, asked: Vector, own: 
         return Seen(Stored(metric, np.asarray(kept, np.float64), own), scale=scale)
     coded_own = engine.coded(own[None]) if kept is None or len(kept) == len(own) else own[None]
     loss = engine.tolerance if engine.tolerance > TOLERANCE else 0.0
+    like = own if coded_own is None else np.asarray(coded_own[0], np.float64)
+    is_kept = kept is not None and (coded_own is not None or engine.gives_originals)
+    stored = Stored(engine.metric, np.asarray(kept, np.float64), like) if is_kept else None
     if coded_own is None:
-        return Seen(loss=loss, scale=scale)
-    like = np.asarray(coded_own[0], np.float64)
-    stored = None if kept is None else Stored(engine.metric, np.asarray(kept, np.float64), like)
+        return Seen(stored=stored, loss=loss, scale=scale)
     distance = "L2" in engine.metric.base
     expected = 1 - float(((asked - like) ** 2).sum()) / 2 if distance else float(asked @ like)
     return Seen(stored=stored, expected=expected if loss else None, loss=loss, scale=scale)

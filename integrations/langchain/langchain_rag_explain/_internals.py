@@ -14,6 +14,13 @@ def tracing_parameters(retriever: BaseRetriever, **kwargs: Any) -> LangSmithRetr
     return retriever._get_ls_params(**kwargs)
 
 
+def open_table(store: VectorStore) -> None:
+    """`_get_or_create_table`: has LanceDB's store open the table that it otherwise opens in its first search."""
+    opens = getattr(store, "_get_or_create_table", None)
+    if opens is not None:
+        opens()
+
+
 def docstore_documents(store: VectorStore | None) -> dict[str, Document] | None:
     """`_dict`: all documents of langchain-community's docstore, which can otherwise only be looked up by id."""
     kept = getattr(getattr(store, "docstore", None), "_dict", None)

@@ -8,7 +8,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStore
 
-from langchain_rag_explain.stores import embedder_of
+from langchain_rag_explain.stores import embedder_of, embeddings_in
 from rag_explain.retrieval import Encoder, has_model, inside, models_inside
 
 
@@ -22,7 +22,7 @@ def parts_inside(retriever: BaseRetriever | VectorStore | None, wrapper: type[Ba
 
 def store_encoder(store: VectorStore) -> Encoder:
     """What embeds the documents of a store; it explains too, where its model is here."""
-    embeddings = store.embeddings or next(iter(inside(store, _is_embeddings, ())), None)
+    embeddings = embeddings_in(store) or next(iter(inside(store, _is_embeddings, ())), None)
     embedder = embedder_of(embeddings)
     return (embedder if has_model(embedder) else None), embedder
 

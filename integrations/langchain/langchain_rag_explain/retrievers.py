@@ -162,7 +162,9 @@ class ExplainingRetriever(HitRetriever):
                 documents = asked.invoke(query, config={"callbacks": run_manager.get_child()}, **options)
             else:
                 assert self.vectorstore is not None
-                documents, tell = _scored(self.vectorstore.similarity_search_with_score(query, **options))
+                documents, tell = _scored(
+                    self.vectorstore.similarity_search_with_score(query, **options), self.vectorstore
+                )
         documents = documents[: options.get("k")]
         known = [_known(document, inner) for document in documents]
         found = _unless_known(tell(documents), documents, known)
@@ -185,7 +187,8 @@ class ExplainingRetriever(HitRetriever):
                 documents = await asked.ainvoke(query, config={"callbacks": run_manager.get_child()}, **options)
             else:
                 assert self.vectorstore is not None
-                documents, tell = _scored(await self.vectorstore.asimilarity_search_with_score(query, **options))
+                scored = await self.vectorstore.asimilarity_search_with_score(query, **options)
+                documents, tell = _scored(scored, self.vectorstore)
         documents = documents[: options.get("k")]
         known = [_known(document, inner) for document in documents]
         found = _unless_known(tell(documents), documents, known)
@@ -261,7 +264,7 @@ class _Telling(VectorStoreRetriever):
         return self._keep(await self.vectorstore.asimilarity_search_with_score(query, **options))
 
     def _keep(self, scored: Sequence[tuple[Document, float]]) -> list[Document]:
-        documents, self._tell = _scored(scored)
+        documents, self._tell = _scored(scored, self.vectorstore)
         return documents
 
 
@@ -273,9 +276,13 @@ def _asked(retriever: BaseRetriever) -> tuple[BaseRetriever, _Tell]:
     if finds_chunks(retriever):
         search = ChunkSearch(retriever)
         return search.retriever, search.found
-    is_plain = _is_plain(retriever)
-    # A reranker in the retriever writes its score down.
-    return retriever, lambda documents: [_found(one, None if is_plain else reranked_score(one)) for one in documents]
+    is_plain, store = _is_plain(retriever), getattr(retriever, "vectorstore", None)
+
+    def tell(documents: Sequence[Document]) -> list[RetrievedDocument]:
+        """A reranker in the retriever writes its score down."""
+        return [_found(one, None if is_plain else reranked_score(one), store) for one in documents]
+
+    return retriever, tell
 
 
 def _tells_scores(retriever: BaseRetriever | None) -> bool:
@@ -283,15 +290,15 @@ def _tells_scores(retriever: BaseRetriever | None) -> bool:
     return is_known and tells_scores(retriever.vectorstore)  # type: ignore[union-attr]
 
 
-def _scored(found: Sequence[tuple[Document, float]]) -> tuple[list[Document], _Tell]:
+def _scored(found: Sequence[tuple[Document, float]], store: VectorStore) -> tuple[list[Document], _Tell]:
     """What a store returned, and what is known of its first documents."""
-    retrieved = [_found(document, score) for document, score in found]
+    retrieved = [_found(document, score, store) for document, score in found]
     return [document for document, _ in found], lambda documents: retrieved[: len(documents)]
 
 
-def _found(document: Document, score: float | None) -> RetrievedDocument:
+def _found(document: Document, score: float | None, store: VectorStore | None) -> RetrievedDocument:
     return RetrievedDocument(
-        id=document_id(document),
+        id=document_id(document, store),
         text=document.page_content,
         score=None if score is None else float(score),
         metadata=document.metadata,

@@ -11,16 +11,25 @@ from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 
-from langchain_rag_explain._internals import docstore_documents
+from langchain_rag_explain._internals import docstore_documents, open_table
 from langchain_rag_explain.postgres import postgres_place, searching_store
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import Metric
-from rag_explain.retrieval import Embedder, Engine, Kept, Place, engine_of
+from rag_explain.retrieval import Embedder, Engine, Kept, Place, engine_of, has_model
 
 
-def embedder_of(embeddings: Embeddings | None) -> Embedder | None:
-    """The embedding object of a store, as it is asked for vectors."""
+def embedder_of(embeddings: Embeddings | Sequence[Embeddings] | None) -> Embedder | None:
+    """The embedding object of a store, as it is asked for vectors: of several, the only one with a model."""
+    if isinstance(embeddings, Sequence):
+        found = [one for one in map(embedder_of, embeddings) if len(embeddings) == 1 or has_model(one)]
+        return found[0] if len(found) == 1 else None
     return None if embeddings is None else Embedder(embeddings, {"query": _query, "document": _document})
+
+
+def embeddings_in(store: VectorStore) -> Embeddings | Sequence[Embeddings]:
+    """The embedding object of a store, or of one that only keeps it: not all stores have LangChain's property."""
+    told = store.embeddings
+    return [value for value in vars(store).values() if isinstance(value, Embeddings)] if told is None else told
 
 
 def _query(embeddings: Embeddings, text: str) -> list[float]:
@@ -65,23 +74,28 @@ def _place(store: VectorStore | None) -> Place:
     def rows(ids: Collection[str]) -> dict[str, int]:
         return {name: row for row, name in told("index_to_docstore_id").items() if name in ids}
 
+    vector = told("vector_name", "_vector_field")
     return Place(
         collection=told("collection_name"),
-        vector=told("vector_name"),
-        text=told("content_payload_key"),
+        key=told("_primary_field") or "id",
+        vector=vector if isinstance(vector, str) else None,  # a Milvus may have several
+        text=told("content_payload_key", "_text_field"),
         rows=None if told("index_to_docstore_id") is None else rows,
     )
 
 
 # Where stores write the id of a document that they return without one: in its metadata.
-_IDS = ("_id",)
+_IDS: tuple[str, ...] = ("_id",)
 
 
-def document_id(document: Document) -> str | None:
+def document_id(document: Document, store: VectorStore | None) -> str | None:
     """What the store calls this document; None where it does not tell."""
     if document.id is not None:
         return document.id
-    return next((str(document.metadata[name]) for name in _IDS if name in document.metadata), None)
+    key, names = getattr(store, "_primary_field", None), _IDS
+    if key is not None:  # a Milvus writes it where it was told to, unless the document's own metadata have a field
+        names = () if getattr(store, "_metadata_field", None) else (key,)
+    return next((str(document.metadata[name]) for name in names if name in document.metadata), None)
 
 
 def other_search(store: VectorStore | None, options: Mapping[str, Any]) -> str | None:
@@ -90,8 +104,13 @@ def other_search(store: VectorStore | None, options: Mapping[str, Any]) -> str |
     `options` are those of the search, which may set a mode for it alone.
     """
     mode = getattr(getattr(store, "retrieval_mode", None), "value", "dense")
-    if options.get("hybrid_search_config", getattr(searching_store(store), "hybrid_search_config", None)):
+    is_mixed = options.get("hybrid_search_config", getattr(searching_store(store), "hybrid_search_config", None))
+    if is_mixed or getattr(store, "_is_multi_vector", False):  # PGVectorStore; Milvus
         mode = "hybrid"
+    elif getattr(store, "_is_sparse", False):
+        mode = "sparse"
+    elif getattr(store, "_is_function_only", False):  # embeds in the server
+        mode = "built-in function"
     return None if mode == "dense" else f"the store was asked in {mode} mode, not by this encoder's similarity alone"
 
 
@@ -100,6 +119,8 @@ _SAME_SEARCH = {
     ("langchain_core.vectorstores.in_memory", "InMemoryVectorStore"),
     ("langchain_community.vectorstores.faiss", "FAISS"),
     ("langchain_chroma.vectorstores", "Chroma"),
+    ("langchain_lancedb.vectorstores", "LanceDB"),
+    ("langchain_milvus.vectorstores.milvus", "Milvus"),
     ("langchain_qdrant.qdrant", "QdrantVectorStore"),
     ("langchain_postgres.vectorstores", "PGVector"),
     ("langchain_postgres.v2.vectorstores", "PGVectorStore"),
@@ -114,12 +135,16 @@ def tells_scores(store: VectorStore) -> bool:
     the object or in its class, as libraries do that watch it.
     """
     kind = type(store)
-    replaced = (name for name, value in vars(store).items() if "search" in name and callable(value))
-    if (kind.__module__, kind.__qualname__) not in _SAME_SEARCH or any(replaced):
+    if (kind.__module__, kind.__qualname__) not in _SAME_SEARCH or _is_patched(store):
         return False
     own, inherited = (kind.__module__, VectorStore.__module__)  # the asynchronous one of VectorStore runs the other
     sync, other = (getattr(kind, name) for name in ("similarity_search", "asimilarity_search"))
     return _is_of(sync, own) and (_is_of(other, own) or _is_of(other, inherited))
+
+
+def _is_patched(store: VectorStore) -> bool:
+    """Whether the object has a search of its own; Milvus keeps settings of such names there too."""
+    return any("search" in name and callable(value) for name, value in vars(store).items())
 
 
 def _is_of(method: object, module: str) -> bool:
@@ -136,6 +161,7 @@ def scored_options(store: VectorStore, options: Mapping[str, Any]) -> dict[str, 
 
 def stored_documents(store: VectorStore) -> Iterator[tuple[str | None, str]]:
     """The id and the text of all documents of a store, for the stores that can list them."""
+    open_table(store)
     engine, kept = engine_of_store(store), docstore_documents(store)
     listed = None if engine is None else engine.documents()
     if listed is None and kept is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore
-from langchain_rag_explain._internals import docstore_documents, tracing_parameters
+from langchain_rag_explain._internals import docstore_documents, open_table, tracing_parameters
 
 from integrations.langchain.tests.test_langchain_retrievers import LocalEmbeddings, model, store
 
@@ -26,3 +27,13 @@ def test_dict_of_the_docstore() -> None:
     assert documents is not None
     assert {key: document.page_content for key, document in documents.items()} == {"a": "the cat"}
     assert docstore_documents(store()) is None
+
+
+def test_get_or_create_table(tmp_path: Path) -> None:
+    lancedb = pytest.importorskip("langchain_lancedb")
+    embeddings = LocalEmbeddings(model())
+    lancedb.LanceDB.from_texts(["the cat"], embeddings, uri=tmp_path)
+    made = lancedb.LanceDB(embeddings, uri=tmp_path)
+    open_table(made)
+    assert made._table.count_rows() == 1
+    open_table(store())  # which has none

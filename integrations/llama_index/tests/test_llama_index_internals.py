@@ -10,6 +10,7 @@ from llama_index.retrievers.rag_explain._internals import (
     query_mode,
     retriever_index,
     retriever_store,
+    search_options,
     text_embedding,
 )
 
@@ -33,6 +34,12 @@ def test_vector_store() -> None:
 def test_vector_store_query_mode() -> None:
     assert query_mode(index().as_retriever()) == VectorStoreQueryMode.DEFAULT
     assert query_mode(index().as_retriever(vector_store_query_mode="mmr")) == VectorStoreQueryMode.MMR
+
+
+def test_kwargs() -> None:
+    assert search_options(index().as_retriever(vector_store_kwargs={"query_type": "fts"})) == {"query_type": "fts"}
+    assert search_options(index().as_retriever()) == {}
+    assert search_options(Static([])) == {}
 
 
 def test_embed_model() -> None:

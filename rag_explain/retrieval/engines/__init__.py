@@ -3,14 +3,23 @@
 from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Kept, Place, Rows
 from rag_explain.retrieval.engines.chroma import ChromaEngine
 from rag_explain.retrieval.engines.faiss import FaissEngine
+from rag_explain.retrieval.engines.lancedb import LanceDBEngine
+from rag_explain.retrieval.engines.milvus import MilvusEngine
 from rag_explain.retrieval.engines.pgvector import PgvectorEngine
 from rag_explain.retrieval.engines.qdrant import QdrantEngine
 from rag_explain.retrieval.holders import attributes
 
-__all__ = ["TOLERANCE", "ChromaEngine", "Engine", "FaissEngine", "Kept", "PgvectorEngine", "Place", "QdrantEngine"]
-__all__ += ["Rows", "engine_of"]
+__all__ = ["TOLERANCE", "ChromaEngine", "Engine", "FaissEngine", "Kept", "LanceDBEngine", "MilvusEngine"]
+__all__ += ["PgvectorEngine", "Place", "QdrantEngine", "Rows", "engine_of"]
 
-_ENGINES: tuple[type[Engine], ...] = (ChromaEngine, FaissEngine, PgvectorEngine, QdrantEngine)
+_ENGINES: tuple[type[Engine], ...] = (
+    ChromaEngine,
+    FaissEngine,
+    LanceDBEngine,
+    MilvusEngine,
+    PgvectorEngine,
+    QdrantEngine,
+)
 
 
 def engine_of(store: object, place: Place | None = None, known: Engine | None = None) -> Engine | None:

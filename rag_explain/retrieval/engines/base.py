@@ -27,6 +27,7 @@ class Place:
     key: str = "id"  # the field of the documents' ids
     vector: str | None = None  # the field of the vectors; None: the only one there is
     text: str | None = None  # the field of the texts; None: what the engine itself calls so, if anything
+    is_refined: bool = False  # whether searches compute scores again from the vectors that an index coded (LanceDB)
     rows: Rows | None = None  # gives the rows of documents, for an engine that knows them by number
     schema: str | None = None  # of the table; None: where the connection looks for it
     metric: Metric | None = None  # what the store asks for, of an engine that compares in any way it is asked to
@@ -46,6 +47,9 @@ class Engine(ABC):
 
     An engine that must ask a server what its scores are asks once.
     """
+
+    # Whether `vectors` gives what the engine was given even where its scores are estimates: it keeps both.
+    gives_originals = False
 
     def __init__(self, handle: Any, place: Place | None = None) -> None:
         self.handle, self.place = handle, place or Place()

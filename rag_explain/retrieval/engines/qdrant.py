@@ -17,6 +17,8 @@ _QUANTISED_TOLERANCE = 0.25
 class QdrantEngine(Engine):
     """The vectors of one name in one collection."""
 
+    gives_originals = True
+
     @classmethod
     def of(cls, handle: object, place: Place) -> Self | None:
         module = sys.modules.get("qdrant_client")  # a client cannot be there before its library is loaded

@@ -14,10 +14,12 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from langchain_huggingface import HuggingFaceEmbeddings
 from langchain_rag_explain import ExplainingRetriever
+from langchain_rag_explain.stores import embedder_of, embeddings_in
 from pydantic import PrivateAttr
 
 from tests.support import postgres
 from tests.support.stacks import TOP, Corpus, Seen, Stack, summed_up
+from tests.support.stacks.milvus_lite import milvus_file, old_connection
 
 
 class Filling(HuggingFaceEmbeddings):
@@ -36,7 +38,7 @@ def is_asynchronous(store: VectorStore) -> bool:
 
 def filled(store: VectorStore, corpus: Corpus) -> BaseRetriever:
     """The retriever of a store, with all texts in it."""
-    embeddings: Any = store.embeddings
+    embeddings: Any = embedder_of(embeddings_in(store)).holder
     embeddings._header = corpus.header
     metadatas = [{"number": at} for at in range(len(corpus.ids))]
     options: dict[str, Any] = {"ids": list(corpus.ids), "metadatas": metadatas}
@@ -141,6 +143,31 @@ def pgvector_store(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
         engine._run_as_sync(engine.close())
 
 
+@contextmanager
+def milvus(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from langchain_milvus import Milvus
+
+    with milvus_file(corpus.folder) as uri:
+        options = {"metric_type": setting, "index_type": "FLAT"}
+        store = Milvus(embeddings_of(corpus), connection_args={"uri": uri}, index_params=options)
+        with old_connection(store.alias, uri):
+            yield filled(store, corpus)
+        asyncio.run(store.aclient.close())
+        store.client.close()
+
+
+@contextmanager
+def lancedb(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from lancedb.index import IvfFlat
+    from langchain_lancedb import LanceDB
+
+    store = LanceDB(embeddings_of(corpus), corpus.folder / "lancedb")
+    retriever = filled(store, corpus)
+    if setting != "l2":  # a table without an index compares by l2
+        store._table.create_index("vector", config=IvfFlat(distance_type=setting, num_partitions=1))
+    yield retriever
+
+
 STACKS = [
     Stack("in memory", "cosine", "langchain_core", in_memory, "cosine"),
     Stack("Chroma", "l2", "langchain_chroma", chroma, "squared L2"),
@@ -156,6 +183,12 @@ STACKS = [
     Stack("PGVectorStore", "COSINE_DISTANCE", "langchain_postgres", pgvector_store, "cosine distance"),
     Stack("PGVectorStore", "EUCLIDEAN", "langchain_postgres", pgvector_store, "L2"),
     Stack("PGVectorStore", "INNER_PRODUCT", "langchain_postgres", pgvector_store, "inner product"),
+    Stack("Milvus Lite", "COSINE", "langchain_milvus", milvus, "cosine"),
+    Stack("Milvus Lite", "IP", "langchain_milvus", milvus, "inner product"),
+    Stack("Milvus Lite", "L2", "langchain_milvus", milvus, "squared L2"),
+    Stack("LanceDB", "l2", "langchain_lancedb", lancedb, "squared L2", has_vectors=False),
+    Stack("LanceDB", "cosine", "langchain_lancedb", lancedb, "cosine distance", has_vectors=False),
+    Stack("LanceDB", "dot", "langchain_lancedb", lancedb, "1 - inner product", has_vectors=False),
     Stack("FAISS", "IndexFlatL2", "langchain_community", faiss, "squared L2"),
     Stack("FAISS", "IndexFlatIP", "langchain_community", faiss, "inner product"),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from llama_index.retrievers.rag_explain import ExplainingRetriever
 
 from tests.support import postgres
 from tests.support.stacks import TOP, Corpus, Seen, Stack, summed_up
+from tests.support.stacks.milvus_lite import milvus_file
 
 
 class Filling(HuggingFaceEmbedding):
@@ -110,6 +111,39 @@ def pgvector(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
         yield filled(store, corpus, embedding)
 
 
+@contextmanager
+def milvus(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from llama_index.vector_stores.milvus import MilvusVectorStore
+
+    embedding = embedding_of(corpus)
+    size = len(embedding.get_text_embedding("a"))
+    with milvus_file(corpus.folder) as uri:
+        store = MilvusVectorStore(uri, dim=size, similarity_metric=setting, use_async_client=False)
+        yield filled(store, corpus, embedding)
+        store.client.close()
+
+
+def lancedb_retriever(corpus: Corpus, settings: Mapping[str, Any]) -> Any:
+    """The retriever of a filled LanceDB store with these settings."""
+    from llama_index.vector_stores.lancedb import LanceDBVectorStore
+
+    with warnings.catch_warnings():  # it looks whether there is a table by LanceDB's old way
+        warnings.filterwarnings("ignore", r"table_names\(\) is deprecated")
+        store = LanceDBVectorStore(str(corpus.folder / "lancedb"), **settings)
+    return filled(store, corpus, embedding_of(corpus))
+
+
+@contextmanager
+def lancedb(corpus: Corpus, setting: str) -> Iterator[BaseRetriever]:
+    from lancedb.index import IvfFlat
+
+    retriever = lancedb_retriever(corpus, {})
+    if setting != "l2":  # a table without an index compares by l2
+        config = IvfFlat(distance_type=setting, num_partitions=1)
+        retriever._vector_store.table.create_index("vector", config=config)
+    yield retriever
+
+
 STACKS = [
     Stack("simple", "cosine", "llama_index.core", simple, "cosine"),
     Stack("Chroma", "l2", "llama_index.vector_stores.chroma", chroma, "exp(-squared L2)"),
@@ -120,6 +154,12 @@ STACKS = [
     Stack("Qdrant", "Euclid", "llama_index.vector_stores.qdrant", qdrant, "L2"),
     Stack("Postgres", "none", "llama_index.vector_stores.postgres", pgvector, "cosine"),
     Stack("Postgres", "vector_l2_ops", "llama_index.vector_stores.postgres", pgvector, "cosine"),
+    Stack("Milvus Lite", "COSINE", "llama_index.vector_stores.milvus", milvus, "cosine"),
+    Stack("Milvus Lite", "IP", "llama_index.vector_stores.milvus", milvus, "inner product"),
+    Stack("Milvus Lite", "L2", "llama_index.vector_stores.milvus", milvus, "squared L2"),
+    Stack("LanceDB", "l2", "llama_index.vector_stores.lancedb", lancedb, "exp(-squared L2)"),
+    Stack("LanceDB", "cosine", "llama_index.vector_stores.lancedb", lancedb, "exp(-cosine distance)"),
+    Stack("LanceDB", "dot", "llama_index.vector_stores.lancedb", lancedb, "exp(-(1 - inner product))"),
     Stack("FAISS", "IndexFlatL2", "llama_index.vector_stores.faiss", faiss, "squared L2"),
     Stack("FAISS", "IndexFlatIP", "llama_index.vector_stores.faiss", faiss, "inner product"),
 ]

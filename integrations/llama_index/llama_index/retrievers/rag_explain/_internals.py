@@ -26,6 +26,12 @@ def query_mode(retriever: BaseRetriever) -> VectorStoreQueryMode:
     return mode
 
 
+def search_options(retriever: BaseRetriever) -> dict[str, Any]:
+    """`_kwargs`: what a retriever over vectors passes on to its store in each search."""
+    options = getattr(retriever, "_kwargs", None)
+    return options if isinstance(options, dict) else {}
+
+
 def embedding_model(retriever: BaseRetriever) -> object | None:
     """`_embed_model`: what embeds the query of a retriever over vectors, None for any other."""
     return getattr(retriever, "_embed_model", None)

@@ -30,7 +30,13 @@ from llama_index.retrievers.rag_explain.nodes import (
     query_string,
     score_of,
 )
-from llama_index.retrievers.rag_explain.stores import embedder_of, engine_of_retriever, score_metric, stored_nodes
+from llama_index.retrievers.rag_explain.stores import (
+    embedder_of,
+    engine_of_retriever,
+    other_search,
+    score_metric,
+    stored_nodes,
+)
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hit, Hits
@@ -109,12 +115,13 @@ class ExplainingRetriever(BaseRetriever):
             source = self._explainer
         self._engine = engine = engine_of_retriever(base, self._engine)
         metric = score_metric(engine) if self._metric is None else self._metric
+        is_plain = query_mode(base) == VectorStoreQueryMode.DEFAULT and other_search(base) is None
         return Search(
             source=source,
             embedder=embedder,
             engine=engine,
             # Scores are no similarities in another mode, whatever the metric is.
-            metric=metric if query_mode(base) == VectorStoreQueryMode.DEFAULT else UNKNOWN,
+            metric=metric if is_plain else UNKNOWN,
             surrogate=retriever_reason(self._surrogate, _surrogate(base)),
             name=type(base).__name__,
         )
@@ -237,7 +244,7 @@ def _surrogate(base: BaseRetriever) -> str | None:
     """Why the nodes were not chosen by this encoder's similarity alone, or None when they were."""
     if type(base) is not VectorIndexRetriever:  # a class of its own may do anything with the query
         return f"the nodes were chosen by {type(base).__name__}, not by this encoder's similarity alone"
-    mode = query_mode(base)
-    if mode != VectorStoreQueryMode.DEFAULT:
-        return f"the index was asked in {mode.value} mode, not by this encoder's similarity alone"
+    mode, by_settings = query_mode(base), other_search(base)
+    if mode != VectorStoreQueryMode.DEFAULT or by_settings is not None:
+        return f"the index was asked in {by_settings or mode.value} mode, not by this encoder's similarity alone"
     return None

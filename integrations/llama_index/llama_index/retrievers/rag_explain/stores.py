@@ -16,12 +16,13 @@ from llama_index.retrievers.rag_explain._internals import (
     query_embedding,
     retriever_index,
     retriever_store,
+    search_options,
     text_embedding,
 )
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval import ChromaEngine, Embedder, Engine, Kept, Place, engine_of
+from rag_explain.retrieval import ChromaEngine, Embedder, Engine, Kept, LanceDBEngine, Place, engine_of
 
 _CONTENT = "_node_content"  # where LlamaIndex writes a node, as JSON
 
@@ -87,16 +88,31 @@ def _place(store: object, index: BaseIndex[Any] | None) -> Place:
         return {name: int(row) for row, name in known.items() if name in ids and row.isdecimal()}
 
     keeps_nodes = bool(told("stores_text"))
+    has_fields = told("embedding_field", "vector_column_name") is not None  # Milvus, LanceDB: no payload of any shape
     return Place(
-        collection=told("collection_name"), vector=told("dense_vector_name"), rows=None if keeps_nodes else rows
+        collection=told("collection_name"),
+        vector=told("dense_vector_name", "embedding_field", "vector_column_name"),
+        text=told("text_key") if has_fields else None,
+        is_refined=told("refine_factor") is not None,
+        rows=None if keeps_nodes else rows,
     )
+
+
+def other_search(base: BaseRetriever) -> str | None:
+    """The mode in which a store searches by its own settings, where that is not by similarity; None where it is."""
+    store = retriever_store(base)
+    if not hasattr(store, "vector_column_name"):  # LanceDB
+        return None
+    kind = search_options(base).get("query_type", getattr(store, "query_type", None))
+    return None if kind in (None, "vector") else str(kind)
 
 
 def score_metric(engine: Engine | None) -> Metric:
     """What the scores of nodes are: the engine's own, or what LlamaIndex makes of a distance."""
     if engine is None:
         return UNKNOWN
-    return replace(engine.metric, is_exponential=True) if isinstance(engine, ChromaEngine) else engine.metric
+    is_exponential = isinstance(engine, (ChromaEngine, LanceDBEngine))
+    return replace(engine.metric, is_exponential=True) if is_exponential else engine.metric
 
 
 def stored_nodes(index: BaseIndex[Any]) -> list[BaseNode]:
