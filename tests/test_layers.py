@@ -18,7 +18,7 @@ LAYERS = """
     errors _torch probes
     texts.tokens texts.passage texts.segments texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
-    results.deferred results.links results.spans results.explanation results.highlights results.evidence
+    results.deferred results.links results.spans results.trust results.explanation results.highlights results.evidence
     results.contrast results.comparison results.hits results.precomputed results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy

@@ -131,8 +131,10 @@ class Glance:
         """Modules without hooks are looked at only where some hook was made since."""
         made = hooks_made()
         looked_at = self._hooks if made != self._hooks_made else [one for one in self._hooks if one[1]]
-        self._hooks_made = made
-        return any(list(own.values()) != hooks for own, hooks in looked_at)
+        is_other = any(list(own.values()) != hooks for own, hooks in looked_at)
+        if not is_other:  # else it is refused, and must be the next time too
+            self._hooks_made = made
+        return is_other
 
     def _sample_from(self, weights: list[Tensor]) -> None:
         self._written = written(weights)

@@ -8,7 +8,7 @@ Exact, with nothing left over, at the cost of a look into a table. A row is its 
 import torch
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.errors import CheckFailed, InvalidInput
+from rag_explain.errors import CheckFailed, UnsupportedModel
 from rag_explain.factors import Factors
 from rag_explain.methods.base import Method
 from rag_explain.scorers.base import Scorer
@@ -24,7 +24,9 @@ class StaticRows(Method):
 
     def __init__(self, scorer: Scorer, layer: int | None = None) -> None:
         if not isinstance(scorer, Static):
-            raise InvalidInput(f"static splits a mean of word vectors, which {scorer.name} is not: use pooled")
+            raise UnsupportedModel(
+                f"static splits a mean of word vectors, which is not how {scorer.name} embeds: use pooled or alignment"
+            )
         self._model = scorer.static
         super().__init__(scorer, layer)
 

@@ -25,6 +25,8 @@ UNKNOWN = "unknown"
 SPELLED = "spelled"
 # The encoder read only a part of a text.
 TRUNCATED = "truncated"
+# The explanation holds the pairs that a log kept, and not all pairs of the original.
+KEPT_PAIRS = "kept-pairs"
 # Something the method itself says about this pair.
 METHOD = "method"
 

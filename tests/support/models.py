@@ -15,7 +15,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.base.modules.transformer import Transformer as BaseTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -175,3 +175,16 @@ def cross_encoder_folder() -> Path:
     model.save_pretrained(where)
     words.save_pretrained(where)
     return where
+
+
+def static(*after: torch.nn.Module, kind: str = "wordpiece", width: int = 8, **settings: Any) -> SentenceTransformer:
+    """Static word vectors with random values, and `after` behind them."""
+    torch.manual_seed(4)
+    # A copy: the module sets the padding of the tokenizer that it is given.
+    words = StaticEmbedding(Tokenizer.from_str(tokenizer(kind).backend_tokenizer.to_str()), embedding_dim=width)
+    return SentenceTransformer(modules=[words, *after], device="cpu", **settings)
+
+
+def model_for(method: str) -> SentenceTransformer:
+    """A tiny model that this method explains."""
+    return static() if method == "static" else tiny("bert")

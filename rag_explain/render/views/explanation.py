@@ -54,10 +54,16 @@ def words(shown: Explanation, side: Role, scale: float | None = None) -> Words:
     return Words(pieces(shown, side), tuple(values), scale, notes, label=side)
 
 
-def figures(shown: Explanation) -> tuple[Figures, Line]:
-    """The score, what makes it up, and whether it adds up."""
+def figures(shown: Explanation) -> tuple[Figures, *tuple[Line, ...]]:
+    """The score, what makes it up, whether it adds up, and how far that is to be trusted."""
     parts = sentences.parts(shown.score, shown.unattributed, shown.unit) if shown.additive else ""
-    return Figures("score", f"{shown.score:.4f}", parts), Line(sentences.balance(shown))
+    return Figures("score", f"{shown.score:.4f}", parts), Line(sentences.balance(shown)), *trust(shown)
+
+
+def trust(shown: Explanation, about: str = "") -> tuple[Line, ...]:
+    """What the papers warn of, on one line; none when all is well."""
+    found = sentences.trust(shown)
+    return (Line(f"{about}{found}"),) if found else ()
 
 
 def key(shown: Explanation, more: str = "") -> Line:
