@@ -78,6 +78,11 @@ def test_integrated_gradients_from_zero_follow_their_equation(architecture: str,
     np.testing.assert_allclose(found.matrix[:-1, :-1], torch.outer(*sums), rtol=1e-4, atol=1e-6)
 
 
+def test_another_reference_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match="must be 'padding' or 'zero', not 'mask'"):
+        Explainer(tiny("bert"), "integrated-gradients", reference="mask")
+
+
 @pytest.mark.parametrize("reference", ["padding", "zero"])
 def test_integrated_gradients_are_complete(reference: str) -> None:
     options = {"layer": 1, "tolerance": 1e-6, "reference": reference}

@@ -177,6 +177,27 @@ def cross_encoder_folder() -> Path:
     return where
 
 
+class QKVPooling(torch.nn.Module):
+    """The pooling of Vasileiou & Eberle (2024), section 4.2, which sentence-transformers does not have.
+
+    Queries, keys and values of the token vectors, softmax(Q K^T / sqrt(h)) as the weights with which values are
+    aggregated at each place, and the mean of all places.
+    """
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        tokens = features["token_embeddings"]
+        mask = features["attention_mask"].to(tokens)
+        scores = self.query(tokens) @ self.key(tokens).transpose(1, 2) / tokens.shape[-1] ** 0.5
+        weights = torch.softmax(scores.masked_fill(mask[:, None] == 0, float("-inf")), dim=-1)
+        places = (weights @ self.value(tokens)) * mask[..., None]
+        features["sentence_embedding"] = places.sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        return features
+
+
 def static(*after: torch.nn.Module, kind: str = "wordpiece", width: int = 8, **settings: Any) -> SentenceTransformer:
     """Static word vectors with random values, and `after` behind them."""
     torch.manual_seed(4)
