@@ -41,8 +41,8 @@ class StaticEncoder(SharedModel):
         behind = [type(module).__name__ for module in list(copied.children())[1:]]
         if behind not in ([], ["Normalize"]):
             raise UnsupportedModel(
-                f"the model has {' and '.join(behind)} behind its StaticEmbedding; word vectors can be explained alone, "
-                "or with Normalize behind them"
+                f"the model has {' and '.join(behind)} behind its StaticEmbedding: word vectors can be explained "
+                "alone, or with Normalize behind them"
             )
         return copied[0]
 
@@ -90,7 +90,7 @@ class StaticReader(Reader):
         self._noted = copy[0].tokenizer = _Noting(self._tokenizer)
 
     def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
-        """The texts with the prompt in front; no special token, and the end cut off only where the tokenizer cuts it."""
+        """The texts with the prompt in front; no special token, and cut off only where the tokenizer cuts."""
         prompt = self.prompt(role) or ""
         self._copy.preprocess([passage.string for passage in passages], prompt=prompt or None, task=role)
         tokens, places, notices = [], [], []

@@ -79,8 +79,8 @@ def first_module(working: SentenceTransformer) -> Any:
     if hasattr(first, "sub_modules"):
         towers = [f"{name} by {type(route[0]).__name__}" for name, route in first.sub_modules.items()]
         raise UnsupportedModel(
-            f"the model begins with a {type(first).__name__}, whose towers have nothing in common (it reads "
-            f"{' and '.join(towers)}); a model is explained where one encoder reads both, and routes come behind it"
+            f"the model begins with a {type(first).__name__}, which reads {' and '.join(towers)}: a model is explained "
+            f"where one encoder reads both, and a {type(first).__name__} stands behind it"
         )
     if not hasattr(first, "auto_model"):
         raise UnsupportedModel(

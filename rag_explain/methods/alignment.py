@@ -72,7 +72,9 @@ class Alignment(Method):
 
     def check(self) -> None:
         if self.name not in self.scorer.methods:
-            raise InvalidInput(f"{self.scorer.name} has no vectors of tokens in context to align: use {self.scorer.methods[0]}")
+            raise InvalidInput(
+                f"{self.scorer.name} has no vectors of tokens in context to align: use {self.scorer.methods[0]}"
+            )
         super().check()
 
     def token_factors(self, batch: Batch) -> list[Factors]:

@@ -66,8 +66,8 @@ class Gradient(PairMethod):
 class IntegratedGradients(PairMethod):
     """`integrated-gradients` of the similarity, one text at a time with the other held; a pair is their product.
 
-    The quadrature and its tolerance are those of `ij`. `reference` is where the path begins: "padding", the reference of
-    `ij`, or "zero", the vector of zeros in every place at the input of block `layer`.
+    The quadrature and its tolerance are those of `ij`. `reference` is where the path begins: "padding", the reference
+    of `ij`, or "zero", the vector of zeros in every place at the input of block `layer`.
     """
 
     name = "integrated-gradients"

@@ -34,8 +34,8 @@ class StaticRows(Method):
         (factors,) = self.token_factors(self.scorer.read([Passage(PROBE)], "document"))
         if not factors.error <= self.scorer.tolerance:
             raise CheckFailed(
-                f"the embedding of {self.scorer.name} is not the mean of its word vectors (off by {factors.error:.1%}): "
-                "its EmbeddingBag must have the mode 'mean' and leave no token out"
+                f"the embedding of {self.scorer.name} is not the mean of its word vectors (off by "
+                f"{factors.error:.1%}): its EmbeddingBag must have the mode 'mean' and leave no token out"
             )
         super().check()
 

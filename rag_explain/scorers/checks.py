@@ -42,10 +42,7 @@ def check_similarity(scorer: BiEncoder) -> None:
     vectors = np.stack(observed.probes.values)
     queries, documents = np.split(vectors, 2)
     own = np.stack([scorer.compare(query, documents) for query in queries])
-    if (
-        not scorer.notices
-        and not np.abs(own - observed.similarities).max() <= scorer.tolerance * np.abs(own).max()
-    ):
+    if not scorer.notices and not np.abs(own - observed.similarities).max() <= scorer.tolerance * np.abs(own).max():
         raise UnsupportedModel(
             f"the `similarity` of {scorer.name} is not the {scorer.measure} that its name promises: "
             "remove the override, or set similarity_fn_name to 'cosine' or 'dot'"

@@ -78,7 +78,7 @@ def integrated_jacobian(
 def similarity_saliency(
     model: SentenceTransformer, text: str, other: Tensor, layer: int, *, task: str = "document", scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """(n, h) the gradient of the cosine with `other` (e,) by `scale` times the input of block `layer`, and that input."""
+    """(n, h) the gradient of the cosine with `other` (e,) by `scale` times the input of block `layer`, and it."""
     model = copy.deepcopy(model).eval()
     features: dict[str, Any] = dict(model.preprocess([text], prompt=None, task=task))
     hidden, _ = _pass(model, features, layer, None)

@@ -31,7 +31,7 @@ def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None
     about = Line(sentences.source(shown), "muted"), key(shown), legend(scale, shown.method)
     return (
         Section((*unread(shown), texts)),
-        Section((*figures(shown), *about, *warnings(shown))),
+        Section((*figures(shown), *trust(shown), *about, *warnings(shown))),
         Section(pairs(shown, top)),
     )
 
@@ -54,10 +54,10 @@ def words(shown: Explanation, side: Role, scale: float | None = None) -> Words:
     return Words(pieces(shown, side), tuple(values), scale, notes, label=side)
 
 
-def figures(shown: Explanation) -> tuple[Figures, *tuple[Line, ...]]:
-    """The score, what makes it up, whether it adds up, and how far that is to be trusted."""
+def figures(shown: Explanation) -> tuple[Figures, Line]:
+    """The score, what makes it up, and whether it adds up."""
     parts = sentences.parts(shown.score, shown.unattributed, shown.unit) if shown.additive else ""
-    return Figures("score", f"{shown.score:.4f}", parts), Line(sentences.balance(shown)), *trust(shown)
+    return Figures("score", f"{shown.score:.4f}", parts), Line(sentences.balance(shown))
 
 
 def trust(shown: Explanation, about: str = "") -> tuple[Line, ...]:
