@@ -50,7 +50,7 @@ class StaticEncoder(SharedModel):
         """(D, n, e): what each token gives to the embedding, its own vector as a share of the mean; 0 for padding."""
         mask = batch.features["attention_mask"][..., None]
         weight: Tensor = self._first.embedding.weight
-        rows = weight[batch.features["input_ids"]].to(torch.promote_types(weight.dtype, torch.float32))
+        rows: Tensor = weight[batch.features["input_ids"]].to(torch.promote_types(weight.dtype, torch.float32))
         rows = rows * mask / mask.sum(dim=1, keepdim=True)
         if len(self._modules) > 1:  # normalised before it is cut to fewer dimensions: not left to the score
             rows = rows / rows.sum(dim=1, keepdim=True).norm(dim=-1, keepdim=True)
@@ -63,7 +63,8 @@ class StaticEncoder(SharedModel):
         features = {"input_ids": batch.features["input_ids"][mask], "offsets": counts.cumsum(0) - counts}
         for _, module in self._modules:
             features = module(features)
-        return features["sentence_embedding"][:, : self._truncate_dim]
+        embedding: Tensor = features["sentence_embedding"][:, : self._truncate_dim]
+        return embedding
 
     def own(self, strings: Sequence[str], role: Role) -> NDArray[np.float32]:
         """(D, e): what the model's own `encode_query` or `encode_document` gives."""
@@ -126,7 +127,8 @@ class _Noting(threading.local):
     """Stands for a tokenizer that is asked for ids, and keeps what else it gave in this thread."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self.last = tokenizer, []
+        self._tokenizer = tokenizer
+        self.last: Any = []
 
     def encode_batch(self, inputs: Sequence[str], **options: Any) -> Any:
         self.last = self._tokenizer.encode_batch(inputs, **options)
