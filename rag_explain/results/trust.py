@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rag_explain.results.notices import KEPT_PAIRS
 from rag_explain.texts.tokens import Token
@@ -49,7 +50,7 @@ class Trust:
         return cls(positive, negative, no_word, (*doubts, *_context(shown)))
 
 
-def _sums(pairs: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[float, float]:
+def _sums(pairs: NDArray[np.float64]) -> tuple[float, float]:
     return float(pairs[pairs > 0].sum()), float(pairs[pairs < 0].sum())
 
 
@@ -64,7 +65,7 @@ def _no_word(shown: Explanation) -> float | None:
     return max(0.0, 1 - float(words.sum()) / total)
 
 
-def _are_words(tokens: tuple[Token, ...]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _are_words(tokens: tuple[Token, ...]) -> NDArray[np.bool_]:
     """For each row or column of a matrix, the rest's among them, whether it belongs to the caller's own text."""
     return np.array([*(token.part == "text" for token in tokens), False])
 
