@@ -18,20 +18,20 @@ LAYERS = """
     errors _torch probes
     texts.tokens texts.passage texts.segments texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
-    results.deferred results.links results.spans results.explanation results.highlights results.evidence
+    results.deferred results.links results.spans results.trust results.explanation results.highlights results.evidence
     results.contrast results.comparison results.hits results.precomputed results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
-    encoder.reference encoder.loading encoder.model encoder shifted
+    encoder.reference encoder.loading encoder.model encoder.static encoder shifted
     linear.rules linear.identity linear.owners linear.workspace linear.operations linear.rearrangements
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear.structure linear
-    scorers.base scorers.bi_encoder scorers.multi_vector scorers.checks scorers
+    scorers.base scorers.bi_encoder scorers.multi_vector scorers.static scorers.checks scorers
     evidence
-    methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.integration_path methods.jacobian
-    methods.baselines methods.bti methods.alignment methods.slices methods
+    methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.static methods.integration_path
+    methods.jacobian methods.baselines methods.bti methods.alignment methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
     planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss

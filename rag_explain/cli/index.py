@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     with make_explainer(arguments) as explainer, console.status("embedding"):
         texts, ids, metadata = [], [], []
         for document in documents:
-            for start, end in chunk_spans(document.text, explainer.scorer.encoder.reader, arguments.chunk):
+            for start, end in chunk_spans(document.text, explainer.scorer.reader, arguments.chunk):
                 texts.append(document.text[start:end])
                 ids.append(f"{document.name}:{start}-{end}")
                 metadata.append({**document.metadata, "source": document.name, "start": start, "end": end})

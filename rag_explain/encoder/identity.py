@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rag_explain._torch import COMPILED, parts
@@ -139,10 +140,16 @@ def is_data(value: Any) -> bool:
     return all(map(is_data, value)) if isinstance(value, list | tuple | set | frozenset) else isinstance(value, _SIMPLE)
 
 
+def backend_of(tokenizer: Any) -> Any:
+    """The Rust tokenizer of a fast one of transformers, or the tokenizer where it is one itself; None for others."""
+    return tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
+
+
 def _splitting(tokenizer: Any) -> str:
-    """How a fast tokenizer splits texts. What its last call set, truncation and padding, is left out."""
-    description = json.loads(tokenizer.backend_tokenizer.to_str())
-    return json.dumps({k: v for k, v in description.items() if k not in ("truncation", "padding")}, sort_keys=True)
+    """How a tokenizer splits texts. What each call of one of transformers sets, truncation and padding, is left out."""
+    description = json.loads(backend_of(tokenizer).to_str())
+    each_time = () if isinstance(tokenizer, Tokenizer) else ("truncation", "padding")
+    return json.dumps({k: v for k, v in description.items() if k not in each_time}, sort_keys=True)
 
 
 def is_unread(model: nn.Module, path: str) -> bool:

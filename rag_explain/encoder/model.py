@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,8 +35,8 @@ Visitor = Callable[[int, Tensor], Tensor]
 _EMBEDDED_AT_ONCE, _EMBEDDED_TOKENS = 512, 4096
 
 
-class Encoder(ProcessBound):
-    """A torch model whose embedding can be taken as a function of any block's input.
+class SharedModel(ProcessBound):
+    """A user's model as a copy that shares its weights, and what looks whether the user's own is still the same.
 
     Attributes:
         whole: the working copy itself, for models whose output is not one embedding per text.
@@ -47,38 +48,122 @@ class Encoder(ProcessBound):
     """
 
     instead = "pickle the model, and make a new Explainer where it is unpickled"
+    is_shifted = False
+    reader: Reader
 
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         self.name = name or model.model_card_data.base_model or type(model).__name__
         copied, is_shared = share(model, device)
-        self._transformer = first_module(copied)
+        self._first = self._first_module(copied)
         self.observed = observe(copied)
         self.whole = make_working_copy(copied)
         # A copy that embeds as a framework does was made from the model that people hold, and may change.
         watched = getattr(model, "made_from", lambda: None)() or model
         self.watch = Watch(watched, self.observed.fleeting, is_shared=is_shared, adopt=self._adopt)
-        self.transformer: nn.Module = self._transformer.auto_model
-        self.is_shifted = bool(getattr(self._transformer, "is_shifted", False))
         self._modules = list(self.whole.named_children())
         # The final normalisation is left to the score, unless the embedding is truncated after it.
         self._truncate_dim: int | None = getattr(self.whole, "truncate_dim", None)
         self._normalizes = type(self._modules[-1][1]).__name__ == "Normalize" and self._truncate_dim is None
         if self._normalizes:
             self._modules.pop()
-        self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
-        for block in find_blocks(self._transformer):
-            block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
         self.similarity = str(self.whole.similarity_fn_name)  # asking sets a default: not on the caller's model
         self.is_cosine = self.similarity != "dot" or self._normalizes
-        self.reader = Reader(self.whole)
         # The module tree of the copy does not change any more, and walking it would cost as much as a short query.
         self._parameters, self._buffers = list(self.whole.parameters()), list(self.whole.buffers())
         self._digest = lru_cache(maxsize=1)(partial(_digest, self.whole, self.observed))
-        self.n_blocks = self._count_blocks()
+
+    @abstractmethod
+    def _first_module(self, copied: SentenceTransformer) -> Any:
+        """The module that reads texts; one that this kind does not know is refused."""
+
+    @abstractmethod
+    def run(self, batch: Batch) -> Tensor:
+        """(D, e): the embeddings of a batch, before the final normalisation."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, str]:
+        """What it is and how it reads texts, for people."""
 
     def read(self, texts: Sequence[str | Passage], role: Role) -> Batch:
         """The texts as `encode_query` or `encode_document` reads them."""
         return self.reader.read(as_passages(texts), role, self.device)
+
+    def norms(self, embeddings: Tensor) -> Tensor:
+        """(D,): what each embedding is divided by in the score."""
+        if not self.is_cosine:
+            return torch.ones_like(embeddings[:, 0])
+        lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=-1)
+        return lengths.clamp_min(torch.finfo(embeddings.dtype).tiny)
+
+    def embed(self, texts: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
+        """(D, e): what `encode_query` or `encode_document` gives."""
+        if not texts:
+            return np.zeros((0, 0), np.float32)
+        self.watch.state()
+        embeddings: list[Tensor] = []
+        with torch.inference_mode():
+            for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
+                batch = self.read(texts[first : first + _EMBEDDED_AT_ONCE], role)
+                found = batch.in_buckets(_EMBEDDED_TOKENS, self.run)
+                embeddings += [found[index] for index in range(len(batch))]
+            return self.vectors(torch.stack(embeddings))
+
+    def vectors(self, embeddings: Tensor) -> NDArray[np.float32]:
+        """(D, e): embeddings as `encode_query` and `encode_document` return them."""
+        if self._normalizes:
+            embeddings = embeddings / self.norms(embeddings)[:, None]
+        return embeddings.to("cpu", torch.float32).numpy()
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits, computed again when weights were written to; a model changed otherwise is refused."""
+        return self._digest(self.watch.state())
+
+    @property
+    def device(self) -> torch.device:
+        return self._parameters[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._parameters[0].dtype
+
+    def _adopt(self, old: Tensor, new: Tensor) -> None:
+        """The user's model has another tensor where the copy has `old`: share that one from now on."""
+        for module in self.whole.modules():
+            for own in (parts(module)[1], module.__dict__):
+                own.update({key: new for key, value in own.items() if value is old})
+        self._buffers = list(self.whole.buffers())
+
+    def follow_device(self) -> None:
+        """Weights moved by `model.to(...)` are shared; the copy's own buffers must go along."""
+        device = self.device
+        for buffer in self._buffers:
+            if buffer.device != device:
+                buffer.data = buffer.data.to(device)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """No autograd, inference mode or autocast of the caller's reaches into what runs here. All thread-local."""
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
+
+
+class Encoder(SharedModel):
+    """A torch model whose embedding can be taken as a function of any block's input."""
+
+    def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
+        super().__init__(model, name=name, device=device)
+        self._transformer = self._first
+        self.transformer: nn.Module = self._transformer.auto_model
+        self.is_shifted = bool(getattr(self._transformer, "is_shifted", False))
+        self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
+        for block in find_blocks(self._transformer):
+            block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
+        self.reader = Reader(self.whole)
+        self.n_blocks = self._count_blocks()
+
+    def _first_module(self, copied: SentenceTransformer) -> Any:
+        return first_module(copied)
 
     def reference(self, batch: Batch) -> Batch:
         """The same batch with nothing said: special tokens kept, padding between, positions and mask as they were."""
@@ -128,37 +213,6 @@ class Encoder(ProcessBound):
             raise UnsupportedModel(f"no block {block} of this encoder was seen at work")
         return caught[0], embeddings
 
-    def norms(self, embeddings: Tensor) -> Tensor:
-        """(D,): what each embedding is divided by in the score."""
-        if not self.is_cosine:
-            return torch.ones_like(embeddings[:, 0])
-        lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=-1)
-        return lengths.clamp_min(torch.finfo(embeddings.dtype).tiny)
-
-    def embed(self, texts: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
-        """(D, e): what `encode_query` or `encode_document` gives."""
-        if not texts:
-            return np.zeros((0, 0), np.float32)
-        self.watch.state()
-        embeddings: list[Tensor] = []
-        with torch.inference_mode():
-            for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
-                batch = self.read(texts[first : first + _EMBEDDED_AT_ONCE], role)
-                found = batch.in_buckets(_EMBEDDED_TOKENS, self.run)
-                embeddings += [found[index] for index in range(len(batch))]
-            return self.vectors(torch.stack(embeddings))
-
-    def vectors(self, embeddings: Tensor) -> NDArray[np.float32]:
-        """(D, e): embeddings as `encode_query` and `encode_document` return them."""
-        if self._normalizes:
-            embeddings = embeddings / self.norms(embeddings)[:, None]
-        return embeddings.to("cpu", torch.float32).numpy()
-
-    @property
-    def fingerprint(self) -> str:
-        """32 hexadecimal digits, computed again when weights were written to; a model changed otherwise is refused."""
-        return self._digest(self.watch.state())
-
     def describe(self) -> dict[str, str]:
         """What it is and how it reads texts, for people."""
         following = []
@@ -171,34 +225,6 @@ class Encoder(ProcessBound):
             "prompts": f"query {self.reader.prompt('query')!r}, document {self.reader.prompt('document')!r}",
             "computes on": f"{self.device}, {str(self.dtype).removeprefix('torch.')}",
         }
-
-    @property
-    def device(self) -> torch.device:
-        return self._parameters[0].device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._parameters[0].dtype
-
-    def _adopt(self, old: Tensor, new: Tensor) -> None:
-        """The user's model has another tensor where the copy has `old`: share that one from now on."""
-        for module in self.whole.modules():
-            for own in (parts(module)[1], module.__dict__):
-                own.update({key: new for key, value in own.items() if value is old})
-        self._buffers = list(self.whole.buffers())
-
-    def follow_device(self) -> None:
-        """Weights moved by `model.to(...)` are shared; the copy's own buffers must go along."""
-        device = self.device
-        for buffer in self._buffers:
-            if buffer.device != device:
-                buffer.data = buffer.data.to(device)
-
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """No autograd, inference mode or autocast of the caller's reaches into what runs here. All thread-local."""
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            yield
 
     def _enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         visit = self._visitor.get()

@@ -51,7 +51,7 @@ class Reader:
             pieces = self._tokenizer.convert_ids_to_tokens(output["input_ids"][index].tolist())
             spans = offsets[index].tolist() + [[0, 0]] * missing
             frames = special[index].tolist() + [1] * missing
-            tokens.append(_tokens(passage, len(prompt), [(pieces[at], spans[at], frames[at]) for at in kept]))
+            tokens.append(own_tokens(passage, len(prompt), [(pieces[at], spans[at], frames[at]) for at in kept]))
             cut = self._tokenizer.truncation_side if output.encodings[index].overflowing else None
             notices.append(reading_notices(tokens[-1], passage, role, self._unknown, cut))
             places.append(tuple((spans[at][0] - len(prompt), spans[at][1] - len(prompt)) for at in kept))
@@ -86,7 +86,7 @@ def role_prompt(model: Any, role: Role) -> str | None:
     )
 
 
-def _tokens(passage: Passage, prompt: int, found: Sequence[tuple[str, Sequence[int], int]]) -> tuple[Token, ...]:
+def own_tokens(passage: Passage, prompt: int, found: Sequence[tuple[str, Sequence[int], int]]) -> tuple[Token, ...]:
     """Tokens with offsets into the caller's own text, which begins after the prompt and perhaps after metadata.
 
     `prompt` is the length of the prompt; `found` are the piece, the span and the special mark of each token.

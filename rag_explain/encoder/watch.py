@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rag_explain._torch import PARTS, forward_hooks, hooks_made, parts, written
-from rag_explain.encoder.identity import Facts, differing, facts, is_data, is_unread, places, plain, tensors
+from rag_explain.encoder.identity import Facts, backend_of, differing, facts, is_data, is_unread, places, plain, tensors
 from rag_explain.encoder.probing import attributes_decide, hooks_decide
 from rag_explain.errors import ModelChanged
 
@@ -131,8 +131,10 @@ class Glance:
         """Modules without hooks are looked at only where some hook was made since."""
         made = hooks_made()
         looked_at = self._hooks if made != self._hooks_made else [one for one in self._hooks if one[1]]
-        self._hooks_made = made
-        return any(list(own.values()) != hooks for own, hooks in looked_at)
+        is_other = any(list(own.values()) != hooks for own, hooks in looked_at)
+        if not is_other:  # else it is refused, and must be the next time too
+            self._hooks_made = made
+        return is_other
 
     def _sample_from(self, weights: list[Tensor]) -> None:
         self._written = written(weights)
@@ -240,7 +242,7 @@ def _own_similarity(model: Any) -> Any:
 
 def _is_tokenizer(value: Any) -> bool:
     """Whether the facts tell how a value splits texts: another one that does the same is as good."""
-    return hasattr(value, "backend_tokenizer")
+    return backend_of(value) is not None
 
 
 def _holds(new: Tensor, old: Tensor) -> bool:
@@ -257,13 +259,15 @@ def _bits(tensor: Tensor) -> NDArray[Any] | None:
 
 def _splitting(tokenizer: Any) -> tuple[Any, ...]:
     """How the tokenizer splits texts, as far as that can be read at once: of its vocabulary only the size."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend = backend_of(tokenizer)
     if backend is None:  # such a model is refused
         return (id(tokenizer),)
+    # Each call of a tokenizer of transformers sets these; another one keeps them.
+    kept = [backend.truncation, backend.padding] if backend is tokenizer else []
     steps = (backend.normalizer, backend.pre_tokenizer, backend.post_processor)
     states = [None if step is None else step.__getstate__() for step in steps]
     settings = [getattr(backend.model, name, None) for name in _MODEL_SETTINGS]
-    return id(tokenizer), backend.get_vocab_size(with_added_tokens=True), *states, *settings
+    return id(tokenizer), backend.get_vocab_size(with_added_tokens=True), *states, *settings, *kept
 
 
 def _short(value: Any) -> str:

@@ -76,6 +76,12 @@ class IdentityDropout(nn.Dropout):
 def first_module(working: SentenceTransformer) -> Any:
     """The module that holds the transformer; refused by name when it is something else."""
     first: Any = working[0]
+    if hasattr(first, "sub_modules"):
+        towers = [f"{name} by {type(route[0]).__name__}" for name, route in first.sub_modules.items()]
+        raise UnsupportedModel(
+            f"the model begins with a {type(first).__name__}, which reads {' and '.join(towers)}: a model is explained "
+            f"where one encoder reads both, and a {type(first).__name__} stands behind it"
+        )
     if not hasattr(first, "auto_model"):
         raise UnsupportedModel(
             f"the model begins with {type(first).__name__}; only models that begin with a Transformer can be explained"

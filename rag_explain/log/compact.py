@@ -21,14 +21,12 @@ from rag_explain.log.redaction import MASK, Policy, mask
 from rag_explain.results import notices
 from rag_explain.results import serialization as plain
 from rag_explain.results.explanation import FIELDS, Explanation, Pair
-from rag_explain.results.notices import READING, Notice
+from rag_explain.results.notices import KEPT_PAIRS, READING, Notice
 from rag_explain.results.readonly import readonly
 from rag_explain.texts.tokens import Token
 
-# The explanation holds the pairs that the log kept, and not all pairs of the original.
-KEPT_PAIRS = "kept-pairs"
 # The codes by which programs know a notice. They are no text of the host.
-_CODES = {KEPT_PAIRS, *(value for name, value in vars(notices).items() if name.isupper() and isinstance(value, str))}
+_CODES = {value for name, value in vars(notices).items() if name.isupper() and isinstance(value, str)}
 
 TUPLE: plain.Row = (list, lambda items, data: tuple(items))  # how a field that is a tuple is written and read
 # The fields of an explanation that hold its words. A record has kept pairs instead of them, or a packed matrix.
@@ -116,7 +114,10 @@ class LoggedExplanation:
             matrix[-1, column] = carried.get(token, matrix[:, column].sum()) - matrix[:, column].sum()
         if self.gap is not None:  # score and gap are the original's, so the corner holds the pairs that were not kept
             matrix[-1, -1] = self.outline.score - self.gap - matrix.sum()
-        kept = replace(self.outline, query_tokens=tuple(rows), document_tokens=tuple(columns), matrix=readonly(matrix))
+        total = self.outline.score - self.unattributed
+        sums = (self.absolute + total) / 2, (total - self.absolute) / 2
+        own: dict[str, Any] = {"query_tokens": tuple(rows), "document_tokens": tuple(columns), "sums": sums}
+        kept = replace(self.outline, **own, matrix=readonly(matrix))
         count, every = len(self.pairs), self.size[0] * self.size[1]
         text = f"The log kept the strongest {count} of {every} pairs. The other pairs are counted as unattributed here."
         return kept if count == every else kept.with_notices(Notice(KEPT_PAIRS, text))

@@ -24,11 +24,11 @@ _KEYED = "hmac-sha256:"
 # What the library itself writes about a computation: methods, measures, and the words of settings, references and
 # provenance. No text of the host is among them.
 _OWN_WORDS = frozenset(
-    """bilrp|hxp|ij|ij-exact|pooled|alignment|bti|embeddings|gradient|integrated-gradients|random|cosine|dot|MaxSim
+    """bilrp|hxp|ij|ij-exact|pooled|static|alignment|bti|embeddings|gradient|integrated-gradients|random|cosine|dot|MaxSim
     |mean MaxSim|precision of MaxSim|F1 of MaxSim|optimal transport|logit|layer|rules|lrp|attnlrp|tolerance|max_nodes
     |biases|position|apart|score|maxsim|recall|precision|f1|transport|saliency|product|activation|clusters|seed|nodes|query_nodes
     |document_nodes|query_error|document_error|query_sum|document_sum|f(a, r_b)|f(r_a, b)|f(r_a, r_b)|path|seconds
-    |subspace|cold|pair|built|memory|disk|remote""".replace("\n    ", "").split("|")
+    |reference|padding|zero|subspace|cold|pair|built|memory|disk|remote""".replace("\n    ", "").split("|")
 )
 
 

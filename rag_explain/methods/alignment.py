@@ -70,6 +70,13 @@ class Alignment(Method):
         reason = f"{self.score} of last-layer token vectors is explained, which is not how this encoder scores"
         return (Notice(OTHER_SCORE, reason),)
 
+    def check(self) -> None:
+        if self.name not in self.scorer.methods:
+            raise InvalidInput(
+                f"{self.scorer.name} has no vectors of tokens in context to align: use {self.scorer.methods[0]}"
+            )
+        super().check()
+
     def token_factors(self, batch: Batch) -> list[Factors]:
         vectors, mask = self.scorer.token_vectors(batch)
         result = []

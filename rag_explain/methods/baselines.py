@@ -14,7 +14,7 @@ the whole other text. The product for a pair only keeps their order in rows and 
 import copy
 import hashlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,9 +23,11 @@ from torch import Tensor
 from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
+from rag_explain.errors import InvalidInput
 from rag_explain.linear import JACOBIAN
 from rag_explain.methods.base import ExplainedPair, PairMethod
 from rag_explain.methods.frozen import freeze
+from rag_explain.methods.integration_path import IntegrationPath, ZeroPath
 from rag_explain.methods.jacobian import IntegratedJacobians, quadrature
 from rag_explain.scorers.base import Scorer
 
@@ -64,20 +66,31 @@ class Gradient(PairMethod):
 class IntegratedGradients(PairMethod):
     """`integrated-gradients` of the similarity, one text at a time with the other held; a pair is their product.
 
-    The quadrature, its tolerance and its reference are those of `ij`.
+    The quadrature and its tolerance are those of `ij`. `reference` is where the path begins: "padding", the reference
+    of `ij`, or "zero", the vector of zeros in every place at the input of block `layer`.
     """
 
     name = "integrated-gradients"
 
     def __init__(
-        self, scorer: Scorer, layer: int | None = None, *, tolerance: float = 1e-3, max_nodes: int = 128
+        self,
+        scorer: Scorer,
+        layer: int | None = None,
+        *,
+        reference: Literal["padding", "zero"] = "padding",
+        tolerance: float = 1e-3,
+        max_nodes: int = 128,
     ) -> None:
         super().__init__(scorer, layer)
-        self._integral = IntegratedJacobians(scorer, self.layer, tolerance=tolerance, max_nodes=max_nodes)
+        if reference not in ("padding", "zero"):
+            raise InvalidInput(f"reference must be 'padding' or 'zero', not {reference!r}")
+        self.reference = reference
+        kind = IntegratedJacobians if reference == "padding" else _FromZero
+        self._integral = kind(scorer, self.layer, tolerance=tolerance, max_nodes=max_nodes)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self._integral.settings
+        return {"reference": self.reference, **self._integral.settings}
 
     def check(self) -> None:
         quick = copy.copy(self)
@@ -103,6 +116,16 @@ class IntegratedGradients(PairMethod):
             }
             result.append(replace(pair, references=references, error=max(asked.error, path.error)))
         return result
+
+
+class _FromZero(IntegratedJacobians):
+    """Integrated Jacobians whose path begins at zeros: special tokens too, so that no token is the reference's."""
+
+    def path(self, batch: Batch, index: int) -> IntegrationPath:
+        one, normalises = batch.select([index]), self.encoder.is_cosine
+        path = ZeroPath(self.encoder, one, self.layer, normalises=normalises, spreads=self._spreads)
+        path.choose_nodes(self.tolerance, self.max_nodes, float(path.embedding.norm()))
+        return path
 
 
 class Random(PairMethod):

@@ -31,13 +31,17 @@ class IntegrationPath:
     def __init__(self, encoder: Encoder, batch: Batch, layer: int, *, normalises: bool, spreads: bool) -> None:
         self.encoder, self.batch, self.layer = encoder, batch, layer
         self.normalises, self.spreads = normalises, spreads
-        (text, self.start), (embedding, reference) = encoder.hidden(_with_reference(encoder, batch), layer)
+        (text, self.start), (embedding, reference) = self._ends()
         self.change: Tensor = text - self.start
         self._step = max(1, _POSITIONS // len(self.change))
         self.embedding: Tensor = _unit(embedding) if normalises else embedding
         self.reference: Tensor = _unit(reference) if normalises else reference
         self.nodes, self.error = 0, 0.0
         self.kept: tuple[tuple[AffineMap, Tensor], ...] = ()
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """(2, n, h) the hidden states of the text and of the reference, and (2, e) their embeddings."""
+        return self.encoder.hidden(_with_reference(self.encoder, self.batch), self.layer)
 
     def choose_nodes(self, tolerance: float, largest: int, size: float) -> None:
         """Take as many nodes as it takes for the integral along a - r to give e(a) - e(r): one tangent tells.
@@ -106,6 +110,16 @@ class IntegrationPath:
         direction = frozen.embedding / length
         projected: Tensor = (vectors - direction * (vectors * direction).sum(dim=-1, keepdim=True)) / length
         return projected
+
+
+class ZeroPath(IntegrationPath):
+    """The straight line from zeros at the input of block `layer`: an empty text is no text, special tokens neither."""
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        hidden, embedding = self.encoder.hidden(self.batch, self.layer)
+        nothing = torch.zeros_like(hidden)
+        reference = self.encoder.run(self.batch, lambda block, value: nothing if block == self.layer else value)
+        return torch.cat([hidden, nothing]), torch.cat([embedding, reference])
 
 
 def _next_nodes(tried: Sequence[tuple[int, float]], tolerance: float, depth: int) -> int:

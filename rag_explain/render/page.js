@@ -237,7 +237,7 @@
         entry("", `${shown.unit}s`, num(shown.score - shown.unattributed));
         entry("", `no ${shown.unit}`, num(shown.unattributed));
       }
-      return el("div", "sum", list, el("span", "check", shown.balance), el("span", "check", shown.source));
+      return el("div", "sum", list, el("span", "check", shown.balance), el("span", "check", shown.source), shown.trust ? el("span", "check trust", shown.trust) : "");
     }
 
     document() {

@@ -165,7 +165,8 @@ def _inches(labels: list[str], size: float) -> float:
 def _caption(axes: Axes, shown: Explanation, more: str = "") -> None:
     figures, balance = figures_of(shown)
     first = f"{figures.name} {figures.total}{figures.parts}; {balance.text}"
-    lines = [first, sentences.source(shown), *([more] if more else []), *sentences.notices(shown)]
+    told = *filter(None, [more, sentences.trust(shown)]), *sentences.notices(shown)
+    lines = [first, sentences.source(shown), *told]
     cut = [(line, 150) for line in sentences.unread(shown)] + [(line, 120) for line in lines[:4]]
     text = "\n".join(sentences.one_line(line, width) for line, width in cut)
     axes.figure.text(0.01, 0.02, text, va="bottom", fontsize=6, color=MUTED, parse_math=False)

@@ -70,6 +70,13 @@ def balance(explanation: Explanation) -> str:
     return f"{'adds up to the score' if exact else 'does not add up to the score'}, gap {gap:+.1e}"
 
 
+def trust(explanation: Explanation) -> str:
+    """How far the numbers are to be trusted, on one line; nothing when all is well."""
+    found = explanation.trust
+    sums = f"pairs {found.positive:+.2f} {found.negative:+.2f}; " if explanation.additive else ""
+    return f"Trust: {sums}{'; '.join(found.doubts)}" if found.doubts else ""
+
+
 def source(explanation: Explanation) -> str:
     """Which method on which model, with its settings."""
     settings = [f"{key} {value}" for key, value in explanation.settings.items() if value is not None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from rag_explain.results.links import Link, find_links
 from rag_explain.results.notices import Notice, cut_sides, is_of_chunk, merged, stand_in_reason
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.results.spans import ValuedSpan, best
+from rag_explain.results.trust import Trust
 from rag_explain.texts.tokens import Role, Token, Unit
 from rag_explain.texts.units import Index, text_units
 
@@ -73,6 +74,7 @@ class Explanation(ReadOnly, Displayable):
     error: float | None = None  # the largest relative error that the method reports of its own arithmetic, if any
     notices: tuple[Notice, ...] = ()  # what a reader must know before trusting the numbers
     provenance: Mapping[str, Any] = field(default_factory=dict)  # which path served it, and what that cost
+    sums: tuple[float, float] | None = None  # of all pairs above and below zero, where the matrix has only some of them
 
     def __post_init__(self) -> None:
         matrix = readonly(self.matrix)
@@ -110,6 +112,11 @@ class Explanation(ReadOnly, Displayable):
     def truncated(self) -> tuple[Role, ...]:
         """The sides ("query", "document") of which the encoder read only a part."""
         return cut_sides(self.notices)
+
+    @property
+    def trust(self) -> Trust:
+        """How far the numbers are to be trusted: the sums of either sign, and what the papers warn of."""
+        return Trust.of(self)
 
     def with_notices(self, *notices: Notice) -> Explanation:
         """The same explanation with more to know about it."""
@@ -203,6 +210,7 @@ class Explanation(ReadOnly, Displayable):
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: everything that `from_dict` needs, the format's version, and the sums to look at."""
         sums = {"gap": self.gap, "unattributed": self.unattributed, "surrogate": self.surrogate}
+        sums["trust"] = plain.to_plain(asdict(self.trust))
         return {"format": FORMAT, "version": VERSION, **plain.fields_to_dict(self, FIELDS), **sums}
 
     @classmethod
@@ -240,7 +248,7 @@ class Explanation(ReadOnly, Displayable):
 
 FIELDS = plain.table(
     Explanation,
-    ("probes",),
+    ("probes", "sums"),
     query_tokens=(plain.write_tokens, plain.read_tokens("query")),
     document_tokens=(plain.write_tokens, plain.read_tokens("document")),
     matrix=(np.ndarray.tolist, plain.read_matrix(rest=1)),

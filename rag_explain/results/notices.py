@@ -27,6 +27,8 @@ SPELLED = "spelled"
 TRUNCATED = "truncated"
 # What is explained is a chunk, by which the document that was returned was found.
 CHUNK = "chunk"
+# The explanation holds the pairs that a log kept, and not all pairs of the original.
+KEPT_PAIRS = "kept-pairs"
 # Something the method itself says about this pair.
 METHOD = "method"
 

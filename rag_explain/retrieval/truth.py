@@ -315,13 +315,7 @@ def _vector_notices(
 
 def rounding(explainer: Explainer) -> float:
     """How far two vectors of one text may be apart in the precision of this model, as a share of their length."""
-    import torch
-
-    try:
-        dtype = explainer.scorer.encoder.dtype
-    except InvalidInput:  # no torch model
-        return TOLERANCE
-    return TOLERANCE if dtype in (torch.float32, torch.float64) else _HALF_TOLERANCE
+    return TOLERANCE if explainer.scorer.tolerance <= 1e-4 else _HALF_TOLERANCE
 
 
 def retriever_reason(declared: str | bool | None, found_out: str | None) -> str | None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 from rag_explain.encoder import loading
 from rag_explain.encoder.model import Encoder
+from rag_explain.encoder.static import StaticEncoder
 from rag_explain.errors import InvalidInput, UnsupportedModel, in_words
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.bi_encoder import BiEncoder
 from rag_explain.scorers.checks import check_encoding, check_similarity
 from rag_explain.scorers.multi_vector import MultiVector
+from rag_explain.scorers.static import Static
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
@@ -27,14 +29,19 @@ def resolve(model: str | Path | SentenceTransformer | MultiVectorEncoder | Score
             raise InvalidInput("a scorer stays on its device: give the model itself to choose another")
         return model
     from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     loaded, name = loading.load(model, device)
+    if isinstance(loaded[0], StaticEmbedding):
+        return _checked(Static(StaticEncoder(cast("SentenceTransformer", loaded), name=name, device=device)))
     # A MultiVectorEncoder has all of a SentenceTransformer that an Encoder reads, but for the embedding.
     encoder = Encoder(cast("SentenceTransformer", loaded), name=name, device=device)
-    if isinstance(loaded, MultiVectorEncoder):
-        scorer: Scorer = MultiVector(encoder, loaded)
-    else:
-        scorer = BiEncoder(encoder)
-        check_similarity(scorer, encoder)
+    return _checked(MultiVector(encoder, loaded) if isinstance(loaded, MultiVectorEncoder) else BiEncoder(encoder))
+
+
+def _checked(scorer: BiEncoder | MultiVector) -> Scorer:
+    """The scorer, if it computes what the model itself computes."""
+    if isinstance(scorer, BiEncoder):
+        check_similarity(scorer)
     check_encoding(scorer)
     return scorer

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.chunking import window_spans
-from rag_explain.encoder.probing import tolerance
+from rag_explain.encoder.probing import Observed, tolerance
 from rag_explain.errors import InvalidInput
 from rag_explain.probes import TEXTS, Probes
 from rag_explain.results.notices import Notice
@@ -25,7 +25,8 @@ from rag_explain.texts.tokens import Role
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rag_explain.encoder.model import Encoder
+    from rag_explain.encoder.model import Encoder, SharedModel
+    from rag_explain.encoder.reading import Reader
     from rag_explain.encoder.watch import Watch
 
 
@@ -89,6 +90,11 @@ class Scorer(ABC):
         """The torch model whose embedding is taken apart."""
         raise InvalidInput(f"{self.name} has no embedding to be taken apart: use {self._own_methods}")
 
+    @property
+    def reader(self) -> Reader:
+        """What splits texts into tokens, and says how many are read."""
+        raise InvalidInput(f"{self.name} has no tokens to count")
+
     def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(D, n, h) a vector of length one per position, and (D, n) which of them are compared."""
         raise InvalidInput(f"{self.name} has no vectors of tokens to be compared: use {self._own_methods}")
@@ -118,7 +124,7 @@ class Scorer(ABC):
 class EncoderScorer(Scorer):
     """A scorer that reads texts and computes by a torch model."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: SharedModel) -> None:
         self._encoder = encoder
         self.name = encoder.name
         self.tolerance = tolerance(encoder.dtype)
@@ -133,8 +139,13 @@ class EncoderScorer(Scorer):
         return self._probes(self.fingerprint)
 
     @property
+    def observed(self) -> Observed:
+        """What the model's own functions gave for the probes."""
+        return self._encoder.observed
+
+    @property
     def own_probes(self) -> Probes:
-        return self._encoder.observed.probes
+        return self.observed.probes
 
     @property
     def watch(self) -> Watch:
@@ -164,5 +175,9 @@ class EncoderScorer(Scorer):
         fingerprint = self.fingerprint
         return replace(self._encoder.read(passages, role), fingerprint=fingerprint)
 
+    @property
+    def reader(self) -> Reader:
+        return self._encoder.reader
+
     def window_spans(self, text: str, sentences: Sequence[Span]) -> list[Span]:
-        return window_spans(text, sentences, self._encoder.reader)
+        return window_spans(text, sentences, self.reader)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
-from rag_explain.encoder.model import Encoder
+from rag_explain.encoder.model import Encoder, SharedModel
 from rag_explain.probes import TEXTS
 from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.scorers.base import EncoderScorer
@@ -23,7 +23,9 @@ _METHODS = ("bilrp", "hxp", "ij", "pooled", "alignment", "bti", "embeddings", "g
 class BiEncoder(EncoderScorer):
     """A sentence-transformers SentenceTransformer."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    _encoder: Encoder
+
+    def __init__(self, encoder: SharedModel) -> None:
         super().__init__(encoder)
         self.measure = "dot" if encoder.similarity == "dot" else "cosine"
         # A shifted encoder's reference embedding is zero, which has no direction: `ij-exact` is made for it.

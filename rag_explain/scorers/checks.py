@@ -36,15 +36,13 @@ def check_encoding(scorer: Scorer) -> None:
         )
 
 
-def check_similarity(scorer: BiEncoder, encoder: Encoder) -> None:
+def check_similarity(scorer: BiEncoder) -> None:
     """Refuse a model whose own `similarity` is not the cosine or inner product that is explained."""
-    vectors = np.stack(encoder.observed.probes.values)
+    observed = scorer.observed
+    vectors = np.stack(observed.probes.values)
     queries, documents = np.split(vectors, 2)
     own = np.stack([scorer.compare(query, documents) for query in queries])
-    if (
-        not scorer.notices
-        and not np.abs(own - encoder.observed.similarities).max() <= tolerance(encoder.dtype) * np.abs(own).max()
-    ):
+    if not scorer.notices and not np.abs(own - observed.similarities).max() <= scorer.tolerance * np.abs(own).max():
         raise UnsupportedModel(
             f"the `similarity` of {scorer.name} is not the {scorer.measure} that its name promises: "
             "remove the override, or set similarity_fn_name to 'cosine' or 'dot'"

@@ -198,10 +198,10 @@ def test_a_forgotten_bias_is_caught_by_the_check(monkeypatch):
 
 def test_other_models_are_refused_by_name():
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from sentence_transformers.sentence_transformer.modules import BoW
 
-    model = SentenceTransformer(modules=[StaticEmbedding(tiny("bert")[0].tokenizer.backend_tokenizer, embedding_dim=4)])
-    with pytest.raises(UnsupportedModel, match="StaticEmbedding"):
+    model = SentenceTransformer(modules=[BoW(["moon", "cat"]), Dense(2, 4)])
+    with pytest.raises(UnsupportedModel, match="begins with BoW"):
         Explainer(model)
     with pytest.raises(InvalidInput, match="not dict"):
         Explainer({"model": "text-embedding-3-small"})

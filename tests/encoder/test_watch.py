@@ -65,7 +65,7 @@ def _attribute(path: str, value):
 
 
 def _hook(model):
-    model[1].register_forward_hook(
+    return model[1].register_forward_hook(
         lambda module, args, output: {**output, "sentence_embedding": output["sentence_embedding"] + 1.0}
     )
 
@@ -393,6 +393,18 @@ def test_a_hook_that_changes_what_is_computed_is_refused():
     _hook(model)
     with pytest.raises(UnsupportedModel, match="otherwise than its modules"):
         Explainer(model)
+
+
+def test_a_hook_that_changes_what_is_computed_is_refused_as_long_as_it_is_there():
+    model = _plain()
+    explainer = Explainer(model)
+    before = explainer.explain(*TEXTS)
+    handle = _hook(model)
+    for _ in range(3):
+        with pytest.raises(ModelChanged, match="a hook changes"):
+            explainer.explain(*TEXTS)
+    handle.remove()
+    assert explainer.explain(*TEXTS).score == pytest.approx(before.score, abs=1e-6)
 
 
 class Doubled(SentenceTransformer):

@@ -19,7 +19,7 @@ from rag_explain.results.deferred import Deferred
 from rag_explain.results.hits import Hit
 from rag_explain.results.notices import OTHER_RANKING, TRUNCATED, Notice
 from rag_explain.texts.tokens import Token
-from tests.support.models import tiny
+from tests.support.models import model_for
 from tests.support.samples import QUERY, explain, hits, hostile
 
 SECRET = "Zanzibar"
@@ -74,7 +74,7 @@ def test_keys_are_masked_and_keys_that_become_equal_lose_no_value():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_without_texts_the_librarys_own_words_stay(method):
-    why = Explainer(tiny("bert"), method).explain(QUERY, "The bank is closed.")
+    why = Explainer(model_for(method), method).explain(QUERY, "The bank is closed.")
     hit = replace(hits()[0], handle=Deferred.ready(why))
     record = Record.of(PendingRecord(QUERY, None, [hit]), Policy(keep_text=False))
     read = record.logged_hits[0].explanation.outline

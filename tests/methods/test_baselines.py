@@ -58,8 +58,36 @@ def test_integrated_gradients_follow_their_equation(architecture: str) -> None:
     np.testing.assert_allclose(found.matrix[:-1, :-1], wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_integrated_gradients_are_complete() -> None:
-    found = Explainer(tiny("bert"), "integrated-gradients", layer=1, tolerance=1e-6).explain(QUERY, DOCUMENT)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("layer", [0, 2])
+def test_integrated_gradients_from_zero_follow_their_equation(architecture: str, layer: int) -> None:
+    model = tiny(architecture)
+    encoder = Encoder(model)
+    method = IntegratedGradients(BiEncoder(encoder), layer, reference="zero", tolerance=1e-14, max_nodes=4)
+    with torch.no_grad():
+        (found,) = method.cold(encoder.read([QUERY], "query"), encoder.read([DOCUMENT], "document"))
+    points, weights = np.polynomial.legendre.leggauss(4)
+    sums = []
+    for text, other, task in ((QUERY, DOCUMENT, "query"), (DOCUMENT, QUERY, "document")):
+        held, total = embedded(model, other), torch.zeros((), dtype=torch.float64)
+        for alpha, weight in zip((points + 1) / 2, weights / 2, strict=True):
+            # IG_i = x_i * integral over alpha of  d f(alpha x) / d x_i,  with x' = 0 (Sundararajan et al., equation 1)
+            slope, hidden = similarity_saliency(model, text, held, layer, task=task, scale=alpha)
+            total = total + weight * (slope * hidden).sum(dim=-1)
+        sums.append(total)
+    np.testing.assert_allclose(found.matrix[:-1, :-1], torch.outer(*sums), rtol=1e-4, atol=1e-6)
+
+
+def test_another_reference_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidInput, match="must be 'padding' or 'zero', not 'mask'"):
+        Explainer(tiny("bert"), "integrated-gradients", reference="mask")
+
+
+@pytest.mark.parametrize("reference", ["padding", "zero"])
+def test_integrated_gradients_are_complete(reference: str) -> None:
+    options = {"layer": 1, "tolerance": 1e-6, "reference": reference}
+    found = Explainer(tiny("bert"), "integrated-gradients", **options).explain(QUERY, DOCUMENT)
+    assert found.settings["reference"] == reference
     references = found.references
     assert references is not None
     assert references["query_sum"] == pytest.approx(found.score - references["f(r_a, b)"], abs=1e-5)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rag_explain.render import sentences
 from rag_explain.render.page import write_page
 from rag_explain.results.hits import Hits
 from tests.support.samples import DOCUMENT, HOSTILE, OTHER, explain, hits, hostile
@@ -135,6 +136,13 @@ def caption(page: Any) -> Any:
 
 def is_focused(page: Any, text: str) -> None:
     expect(page.locator(":focus")).to_have_text(text)
+
+
+def test_the_trust_line_is_there_where_there_is_doubt_and_only_there(show: Open) -> None:
+    doubted = explain()
+    quiet = replace(doubted, matrix=doubted.matrix / 2, score=doubted.score / 2)
+    expect(show(doubted.to_html()).locator(".trust")).to_have_text(sentences.trust(doubted))
+    expect(show(quiet.to_html()).locator(".trust")).to_have_count(0)
 
 
 def test_the_figures_are_shown_in_score_units(show: Open) -> None:

@@ -15,7 +15,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.base.modules.transformer import Transformer as BaseTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -175,3 +175,37 @@ def cross_encoder_folder() -> Path:
     model.save_pretrained(where)
     words.save_pretrained(where)
     return where
+
+
+class QKVPooling(torch.nn.Module):
+    """The pooling of Vasileiou & Eberle (2024), section 4.2, which sentence-transformers does not have.
+
+    Queries, keys and values of the token vectors, softmax(Q K^T / sqrt(h)) as the weights with which values are
+    aggregated at each place, and the mean of all places.
+    """
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (torch.nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, features: dict[str, Any]) -> dict[str, Any]:
+        tokens = features["token_embeddings"]
+        mask = features["attention_mask"].to(tokens)
+        scores = self.query(tokens) @ self.key(tokens).transpose(1, 2) / tokens.shape[-1] ** 0.5
+        weights = torch.softmax(scores.masked_fill(mask[:, None] == 0, float("-inf")), dim=-1)
+        places = (weights @ self.value(tokens)) * mask[..., None]
+        features["sentence_embedding"] = places.sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        return features
+
+
+def static(*after: torch.nn.Module, kind: str = "wordpiece", width: int = 8, **settings: Any) -> SentenceTransformer:
+    """Static word vectors with random values, and `after` behind them."""
+    torch.manual_seed(4)
+    # A copy: the module sets the padding of the tokenizer that it is given.
+    words = StaticEmbedding(Tokenizer.from_str(tokenizer(kind).backend_tokenizer.to_str()), embedding_dim=width)
+    return SentenceTransformer(modules=[words, *after], device="cpu", **settings)
+
+
+def model_for(method: str) -> SentenceTransformer:
+    """A tiny model that this method explains."""
+    return static() if method == "static" else tiny("bert")

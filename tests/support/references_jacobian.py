@@ -76,13 +76,13 @@ def integrated_jacobian(
 
 
 def similarity_saliency(
-    model: SentenceTransformer, text: str, other: Tensor, layer: int, *, task: str = "document"
+    model: SentenceTransformer, text: str, other: Tensor, layer: int, *, task: str = "document", scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """(n, h) the gradient of the cosine with `other` (e,) by the input of block `layer`, and that input."""
+    """(n, h) the gradient of the cosine with `other` (e,) by `scale` times the input of block `layer`, and it."""
     model = copy.deepcopy(model).eval()
     features: dict[str, Any] = dict(model.preprocess([text], prompt=None, task=task))
     hidden, _ = _pass(model, features, layer, None)
-    at = hidden.detach().requires_grad_()
+    at = (scale * hidden.detach()).requires_grad_()
     with torch.enable_grad():
         _, out = _pass(model, features, layer, at)
         cosine = torch.nn.functional.cosine_similarity(out, other, dim=0)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rag_explain.render.blocks import Column, Figures, Line, Piece, Section, Table, Texts, View, Words
 from rag_explain.render.sentences import number, one_line, parts, source
-from rag_explain.render.views.explanation import unread, warnings
+from rag_explain.render.views.explanation import trust, unread, warnings
 from rag_explain.results.contrast import Contrast, Difference
 
 
@@ -17,10 +17,10 @@ def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
     figures = Figures("difference", number(total), parts(total, contrast.unattributed, "word"))
     documents = (line for side, one in sides.items() for line in unread(one, "document", f"{side}: "))
     read = *unread(contrast.got, "query"), *documents
-    notices = (line for side, one in sides.items() for line in warnings(one, f"{side}: "))
+    told = (line for side, one in sides.items() for line in (*trust(one, f"{side}: "), *warnings(one, f"{side}: ")))
     return (
         Section((*read, Texts(tuple(texts)))),
-        Section((figures, Line(source(contrast.got), "muted"), *notices)),
+        Section((figures, Line(source(contrast.got), "muted"), *told)),
         Section((_table(contrast.query_words()[:top], "word of the query"),)),
         Section((_table(contrast.pairs(top), "query · document"),)),
     )

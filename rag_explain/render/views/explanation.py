@@ -32,7 +32,7 @@ def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None
     about = Line(sentences.source(shown), "muted"), key(shown), legend(scale, shown.method)
     return (
         Section((*unread(shown), texts)),
-        Section((*figures(shown), *about, *warnings(shown))),
+        Section((*figures(shown), *trust(shown), *about, *warnings(shown))),
         Section(pairs(shown, top)),
     )
 
@@ -59,6 +59,12 @@ def figures(shown: Explanation) -> tuple[Figures, Line]:
     """The score, what makes it up, and whether it adds up."""
     parts = sentences.parts(shown.score, shown.unattributed, shown.unit) if shown.additive else ""
     return Figures("score", f"{shown.score:.4f}", parts), Line(sentences.balance(shown))
+
+
+def trust(shown: Explanation, about: str = "") -> tuple[Line, ...]:
+    """What the papers warn of, on one line; none when all is well."""
+    found = sentences.trust(shown)
+    return (Line(f"{about}{found}"),) if found else ()
 
 
 def key(shown: Explanation, more: str = "") -> Line:

@@ -11,6 +11,7 @@ from rag_explain.render.views.explanation import (
     legend,
     pairs,
     strongest,
+    trust,
     unread,
     warnings,
     words,
@@ -41,7 +42,7 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> V
         if why is not None:
             tint, bar = scales[why.method]
             unseen, text = unread(why, None if why.query is None else "document"), words(why, "document", tint)
-            body = *unseen, text, *figures(why), *warnings(why), *pairs(why, _PAIRS, bar, brief=top)
+            body = *unseen, text, *figures(why), *trust(why), *warnings(why), *pairs(why, _PAIRS, bar, brief=top)
         sections.append(Section(body, hit.id, hit.rank, sentences.facts(hit)))
     return (*sections, _notes(explained, scales)) if hits else (Section((Line("no hits"),)),)
 
