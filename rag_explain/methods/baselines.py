@@ -23,6 +23,7 @@ from torch import Tensor
 from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
+from rag_explain.encoder.reference import Reference
 from rag_explain.linear import JACOBIAN
 from rag_explain.methods.base import ExplainedPair, PairMethod
 from rag_explain.methods.frozen import freeze
@@ -64,20 +65,27 @@ class Gradient(PairMethod):
 class IntegratedGradients(PairMethod):
     """`integrated-gradients` of the similarity, one text at a time with the other held; a pair is their product.
 
-    The quadrature, its tolerance and its reference are those of `ij`.
+    The quadrature, its tolerance and its references are those of `ij`.
     """
 
     name = "integrated-gradients"
 
     def __init__(
-        self, scorer: Scorer, layer: int | None = None, *, tolerance: float = 1e-3, max_nodes: int = 128
+        self,
+        scorer: Scorer,
+        layer: int | None = None,
+        *,
+        tolerance: float = 1e-3,
+        max_nodes: int = 128,
+        reference: Reference = "padding",
     ) -> None:
         super().__init__(scorer, layer)
-        self._integral = IntegratedJacobians(scorer, self.layer, tolerance=tolerance, max_nodes=max_nodes)
+        options: dict[str, Any] = {"tolerance": tolerance, "max_nodes": max_nodes, "reference": reference}
+        self._integral = IntegratedJacobians(scorer, self.layer, along_reference="pairs", **options)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self._integral.settings
+        return {name: value for name, value in self._integral.settings.items() if name != "along_reference"}
 
     def check(self) -> None:
         quick = copy.copy(self)
