@@ -9,8 +9,9 @@ matrix of token pairs (`along_reference="pairs"`: equation 2). The error is that
 
     |sum of pairs - (f(a, b) - f(a, r_b) - f(r_a, b) + f(r_a, r_b))|.
 
-Then what section 3.2 of Moeller et al. (2024) says of exact attributions, the cosine of shifted embeddings inside the
-path: what the pairs sum to beside that cosine. `ij-exact` divides by the norms after the integral instead.
+With `--norm-inside` what section 3.2 of Moeller et al. (2024) says of exact attributions, the cosine of shifted
+embeddings inside the path, would give: what the pairs sum to beside that cosine. `ij-exact` divides by the norms after
+the integral.
 
 Times are processor seconds of one thread, the same for both, so that what else the machine does plays a small part;
 wall times are in the file, too.
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--model", default="all-MiniLM-L6-v2")
     parser.add_argument("--runs", type=int, default=7, help="runs of ours; the papers' way runs once")
     parser.add_argument("--papers-at-input", action="store_true", help="the papers' way at block 0, too: minutes")
+    parser.add_argument("--norm-inside", action="store_true", help="only what the norm inside the path would give")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
 
@@ -52,6 +54,9 @@ def main() -> None:
     model, name = load(options.model, "cpu")
     assert isinstance(model, SentenceTransformer)
     blocks = Explainer(model, "ij").scorer.encoder.n_blocks
+    if options.norm_inside:
+        shifted(model, name, blocks, options.json)
+        return
     rows = []
     for layer in (blocks - 1, 0):
         explainer = Explainer(model, "ij", layer=layer, along_reference="pairs")
@@ -97,14 +102,6 @@ def main() -> None:
             f"    papers' way {seconds:.1f} s, error {row['papers_error']:.1e} with {NODES} nodes: "
             f"{row['faster']:.0f} times faster"
         )
-    model[0].auto_model.set_attn_implementation("eager")  # the others have no second derivatives
-    inside = [norm_inside(model, layer) for layer in range(blocks)]
-    for found in inside:
-        print(
-            "block {block}: shifted, with the norm inside the path, pairs sum to {pairs:.3f} of {score:.3f}".format(
-                **found
-            )
-        )
     if options.json:
         data = {
             "command": "python benchmarks/jacobian.py",
@@ -112,10 +109,20 @@ def main() -> None:
             "torch": torch.__version__,
             "cores": os.cpu_count(),
             "rows": rows,
-            "norm_inside": inside,
         }
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def shifted(model: SentenceTransformer, name: str, blocks: int, path: Path | None) -> None:
+    """The pairs' sum at every block with the norm inside the path."""
+    model[0].auto_model.set_attn_implementation("eager")  # the others have no second derivatives
+    rows = [norm_inside(model, layer) for layer in range(blocks)]
+    for row in rows:
+        print("block {block}: pairs sum to {pairs:.3f} where the score is {score:.3f}".format(**row))
+    if path:
+        data = {"command": "python benchmarks/jacobian.py --norm-inside", "model": name, "rows": rows}
+        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def identity(explanation: Explanation) -> float:
@@ -161,14 +168,16 @@ def norm_inside(model: SentenceTransformer, layer: int) -> dict[str, float]:
         total = torch.zeros_like(embedding)
         for n in range(1, NODES + 1):
             at = start + n / NODES * (end - start)
-            shifted = partial(_shifted, model, features, layer, reference)
-            total += torch.autograd.functional.jvp(shifted, at, end - start)[1] / NODES
+            unit = partial(_unit_shifted, model, features, layer, reference)
+            total += torch.autograd.functional.jvp(unit, at, end - start)[1] / NODES
         sums.append(total[0])
         ends.append(torch.nn.functional.normalize(embedding - reference, dim=-1)[0])
     return {"block": layer, "pairs": float(sums[0] @ sums[1]), "score": float(ends[0] @ ends[1])}
 
 
-def _shifted(model: SentenceTransformer, features: dict[str, Any], layer: int, reference: Tensor, at: Tensor) -> Tensor:
+def _unit_shifted(
+    model: SentenceTransformer, features: dict[str, Any], layer: int, reference: Tensor, at: Tensor
+) -> Tensor:
     return torch.nn.functional.normalize(forward(model, features, layer, at)[1] - reference, dim=-1)
 
 

@@ -54,13 +54,24 @@ def main() -> None:
             rows.append(
                 {"set": name, "reference": reference, "queries": len(pairs), **measured(encoder, pairs, reference)}
             )
-            print(json.dumps(rows[-1]))
+            print(line(rows[-1]))
     if options.json:
         command = (
             f"python benchmarks/references.py --data FOLDER --sets {' '.join(options.sets)} --queries {options.queries}"
         )
         result = {"command": command, "model": encoder.name, "bounds": "95 %, of resampled queries", "rows": rows}
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def line(row: dict[str, Any]) -> str:
+    """The row for people."""
+    sums = {name: found["unrelated"]["mean"] for name, found in row["|sum - score|"].items()}
+    missed = ", ".join(f"{name} {value:.3f}" for name, value in sums.items())
+    terms = "mean {mean:.2f}, least {least:.2f}".format(**row["f(r_a, r_b)"])
+    return (
+        f"{row['set']}, {row['reference']}: f(r_a, r_b) {terms}; above 0.1: {row['said']:.0%}; "
+        f"unrelated |sum - score|: {missed}"
+    )
 
 
 def measured(encoder: Encoder, pairs: list[tuple[str, str]], reference: Reference) -> dict[str, Any]:
