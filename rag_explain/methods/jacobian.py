@@ -246,14 +246,10 @@ class IntegratedJacobians(JacobianMethod):
 
     def _said(self, name: str, terms: Mapping[str, float]) -> tuple[Notice, ...]:
         filling = max(terms, key=lambda term: abs(terms[term]))
-        where = (
-            "is in the rest, with all that lies along the references"
-            if self.along_reference == "rest"
-            else ("fills the pairs whatever the texts say")
-        )
+        fills = "would fill the pairs and is left out of them" if self.along_reference == "rest" else "fills the pairs"
         note = (
             f"{name} is {terms[name]:.2f}: an empty text is not neutral here, and the pairs cannot be trusted to that "
-            f"extent; {filling} = {terms[filling]:.2f} {where}"
+            f"extent; {filling} = {terms[filling]:.2f} {fills}, whatever the texts say"
         )
         _log.info("%s: %s", self.name, note)  # not a warning: the notice travels with the result
         return (Notice(METHOD, note),)

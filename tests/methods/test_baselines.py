@@ -107,3 +107,19 @@ def test_on_the_real_encoder(method: str) -> None:
     explanation = Explainer("all-MiniLM-L6-v2", method).explain("a dog runs", "The small dog is running.")
     assert explanation.score == pytest.approx(0.7, abs=0.3)
     assert explanation.pairs.any()
+
+
+def test_integrated_gradients_begin_at_the_reference_that_is_asked_for() -> None:
+    model = tiny("bert")
+    padding = Explainer(model, "integrated-gradients", layer=0).explain(QUERY, DOCUMENT)
+    zero = Explainer(model, "integrated-gradients", layer=0, reference="zero").explain(QUERY, DOCUMENT)
+    assert padding.settings["reference"] == "padding"
+    assert "along_reference" not in zero.settings
+    assert padding.references is not None
+    assert zero.references is not None
+    wanted = integrated_jacobian(model, DOCUMENT, 0, normalise=True, nodes=1, filler="zero").reference
+    asked = integrated_jacobian(model, QUERY, 0, normalise=True, nodes=1, task="query").embedding
+    assert zero.references["f(a, r_b)"] == pytest.approx(float(asked @ wanted), abs=1e-6)
+    assert zero.references["f(a, r_b)"] != pytest.approx(padding.references["f(a, r_b)"], abs=1e-4)
+    # Completeness: what the document's tokens carry is the score less that of its reference.
+    assert zero.references["document_sum"] == pytest.approx(zero.score - zero.references["f(a, r_b)"], abs=5e-3)

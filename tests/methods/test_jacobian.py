@@ -220,7 +220,7 @@ def test_a_reference_similarity_far_from_zero_is_said_and_what_fills_the_pairs_i
     for notice in notices:
         assert notice.text.startswith(str(named))
         assert "f(r_a, r_b) = 0.90" in notice.text
-        assert ("in the rest" in notice.text) == (along == "rest")
+        assert ("left out of them" in notice.text) == (along == "rest")
 
 
 def half(embedding: np.ndarray, reference: np.ndarray, along: float) -> Factors:
@@ -333,3 +333,15 @@ def test_on_the_real_encoder_rows_follow_the_equation() -> None:
     model = SentenceTransformer(explainer.scorer.encoder.whole[0].auto_model.name_or_path, device="cpu")
     wanted = integrated_jacobian(model, "a dog runs", 5, normalise=True, nodes=12, across=True)
     assert (rows - wanted.rows).abs().max() < 1e-4
+
+
+@pytest.mark.slow
+def test_an_unrelated_document_shows_pairs_that_sum_to_its_score() -> None:
+    query, document = "how do bees find their way home", "The boiler must be serviced once a year. " * 6
+    found = Explainer("all-MiniLM-L6-v2", "ij", layer=5).explain(query, document)
+    papers = Explainer("all-MiniLM-L6-v2", "ij", layer=5, along_reference="pairs").explain(query, document)
+    assert abs(found.score) < 0.2
+    assert float(papers.pairs.sum()) - found.score > 0.3
+    assert float(found.pairs.sum()) == pytest.approx(found.score, abs=0.02)
+    assert papers.references is not None
+    assert papers.references["f(r_a, r_b)"] < 0.95  # their lengths differ
