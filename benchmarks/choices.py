@@ -15,6 +15,10 @@ JSON. The first is what the others are compared with. Explanations are by words.
              model scores above 0.2
   msr        agreement with people: average precision of all cells against the words that people aligned, and F1 of the
   edinburgh  cells that are the best of their row and column. Last-layer cosine and equal words stand beside it
+  unrelated  each query beside a document that belongs to it and one drawn from the others: what the pairs sum to less
+  -xquad     the score, and the sum of |pairs|, of both; how often the sum of pairs (of |pairs|) of the one that belongs
+  -cranfield is the larger (1 / 0); and of that one, the rank correlation (Spearman) of its pairs with those of the
+  -stsb      first setting
 
 Deletion goes by what words carry over the query's words, and by what they carry over the whole query (special tokens
 and rest included); a random order stands beside both. Bounds hold 95 % (bootstrap over pairs, seed fixed). `--keep
@@ -30,6 +34,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -81,7 +86,7 @@ def main() -> None:
     trial = Trial(scorer, explainers)
     for data_set in options.sets:
         with progress(data_set, options.pairs) as advance:
-            for _ in SETS[data_set](trial, options.data / FOLDERS[data_set], options):
+            for _ in SETS[data_set](trial, options.data / folder_of(data_set), options):
                 advance()
     rows = [row(*key, values, next(iter(explainers))) for key, values in trial.values.items()]
     Console(width=150).print(table(rows))  # wide enough for a file, too
@@ -213,10 +218,66 @@ def people(
         yield
 
 
-SETS = {"cranfield": contrasts, "stsb": areas, "xquad": losses, "msr": msr, "edinburgh": edinburgh}
-FOLDERS = {"stsb": "stsbenchmark", "msr": "msr_rte_align", "edinburgh": "edinburgh_pp"} | {
-    name: name for name in ("cranfield", "xquad")
+def own_xquad(folder: Path) -> list[tuple[str, str]]:
+    return data_sets.xquad(folder / "xquad.en.json")
+
+
+def own_cranfield(folder: Path) -> list[tuple[str, str]]:
+    collection = data_sets.cranfield(folder)
+    pairs = [
+        (query, collection.documents[min(found, key=int)])
+        for number, query in collection.queries.items()
+        if (found := {name for name in collection.relevant.get(number, ()) if collection.documents.get(name)})
+    ]
+    return data_sets.shuffled(pairs)
+
+
+def own_stsb(folder: Path) -> list[tuple[str, str]]:
+    alike = [(one, other) for one, other, gold in data_sets.sts_benchmark(folder / "sts-dev.csv") if gold >= 3]
+    return data_sets.shuffled(alike)
+
+
+# Queries, and a document that belongs to each.
+OWN_DOCUMENTS = {"xquad": own_xquad, "cranfield": own_cranfield, "stsb": own_stsb}
+
+
+def strangers(name: str, trial: Trial, folder: Path, options: argparse.Namespace) -> Iterator[None]:
+    """Each query with its own document, and with the document of the query after the next: chance put them together."""
+    pairs = OWN_DOCUMENTS[name](folder)
+    for place, (query, own) in enumerate(pairs[: options.pairs]):
+        other = pairs[(place + 2) % len(pairs)][1]
+        first: Explanation | None = None
+        for label, (related, unrelated) in trial.explain(query, [own, other]).items():
+            first = related if first is None else first
+            for kind, explanation in (("related", related), ("unrelated", unrelated)):
+                summed, size = measures.pair_sums(explanation)
+                trial.note(
+                    f"unrelated-{name}", f"|sum of pairs - score|, {kind}", label, abs(summed - explanation.score)
+                )
+                trial.note(f"unrelated-{name}", f"sum of |pairs|, {kind}", label, size)
+                trial.note(f"unrelated-{name}", f"sum of pairs, {kind}", label, summed)
+            ahead = np.greater(measures.pair_sums(related), measures.pair_sums(unrelated))
+            for measure, value in zip(("sum of pairs", "sum of |pairs|"), ahead, strict=True):
+                trial.note(f"unrelated-{name}", f"{measure} is larger if related", label, float(value))
+            order = measures.rank_correlation(related.pairs, first.pairs)
+            trial.note(f"unrelated-{name}", "order of the related pairs, with the first", label, order)
+        yield
+
+
+SETS = {
+    **{f"unrelated-{name}": partial(strangers, name) for name in OWN_DOCUMENTS},
+    "cranfield": contrasts,
+    "stsb": areas,
+    "xquad": losses,
+    "msr": msr,
+    "edinburgh": edinburgh,
 }
+FOLDERS = {"stsb": "stsbenchmark", "msr": "msr_rte_align", "edinburgh": "edinburgh_pp"}
+
+
+def folder_of(data_set: str) -> str:
+    name = data_set.removeprefix("unrelated-")
+    return FOLDERS.get(name, name)
 
 
 # Settings and results
@@ -268,10 +329,11 @@ def interval(found: dict[str, float]) -> str:
     return f"{found['low']:.4f} to {found['high']:.4f}"
 
 
-def command(options: argparse.Namespace) -> str:
+def command(options: argparse.Namespace, script: str = "choices.py") -> str:
     """What was asked for, without the folders of the machine it ran on."""
-    given = ["--settings", *options.settings, "--sets", *options.sets, "--pairs", str(options.pairs)]
-    return shlex.join(["python", "benchmarks/choices.py", "--data", "FOLDER", "--model", options.model, *given])
+    sets = ["--sets", *options.sets] if "sets" in options else []
+    given = ["--settings", *options.settings, *sets, "--pairs", str(options.pairs)]
+    return shlex.join(["python", f"benchmarks/{script}", "--data", "FOLDER", "--model", options.model, *given])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
 from rag_explain import Explanation, Token
 from rag_explain.results.contrast import Contrast
@@ -38,6 +39,17 @@ def no_word(explanation: Explanation) -> float:
 def exceeds_difference(contrast: Contrast, left: Callable[[Explanation], float]) -> float:
     """1.0 where what no word carries differs by more between two documents than their scores do, else 0.0."""
     return float(abs(left(contrast.got) - left(contrast.wanted)) > abs(contrast.difference))
+
+
+def pair_sums(explanation: Explanation) -> tuple[float, float]:
+    """The sum of pairs, and of |pairs|."""
+    pairs = explanation.pairs.astype(np.float64)
+    return float(pairs.sum()), float(np.abs(pairs).sum())
+
+
+def rank_correlation(values: NDArray[Any], others: NDArray[Any]) -> float:
+    """Spearman's, over all cells."""
+    return float(spearmanr(values.ravel(), others.ravel()).statistic)
 
 
 # Deletion
@@ -90,6 +102,36 @@ def area(curve: Sequence[float]) -> float:
 def lost(first: float, after: float) -> float:
     """The share of the score that is gone."""
     return 1 - after / first
+
+
+# Tokens added back (Vasileiou & Eberle 2024, section 4.3 and appendix B)
+
+
+def fractions(step: float = 0.04) -> Values:
+    """0, 0.04, ..., 1: "steps of fractions of 0.04 until the original sentence is fully recovered"."""
+    return np.minimum(np.arange(round(1 / step) + 1) * step, 1.0)
+
+
+def added(elements: int, shares: Values) -> list[int]:
+    """How many of the elements each share of them is; half an element is one."""
+    return [int(count) for count in np.floor(shares * elements + 0.5)]
+
+
+def restored(order: Sequence[int], counts: Sequence[int]) -> NDArray[np.bool_]:
+    """(k, n): which elements each of k texts has back, the first `count` in `order`."""
+    ranks = np.argsort(order)
+    return np.asarray(ranks[None, :] < np.array(counts)[:, None])
+
+
+def distances(vectors: NDArray[Any], whole: NDArray[Any]) -> Values:
+    """(k,): the Euclidean distance of each representation from that of the unperturbed sentence."""
+    return np.asarray(np.linalg.norm(np.asarray(vectors, dtype=np.float64) - whole, axis=1))
+
+
+def area_over(shares: Values, curve: Sequence[float] | Values) -> float:
+    """AUPC: the area under a curve over the shares of elements that are there (trapezoids). Lower is better."""
+    values = np.asarray(curve, dtype=np.float64)
+    return float(((values[1:] + values[:-1]) / 2 * np.diff(shares)).sum())
 
 
 # Agreement with people

@@ -92,7 +92,8 @@ def compare(tuned: SentenceTransformer, exact: SentenceTransformer, pairs: Pairs
     print(f"exact against approximate attributions on {len(pairs)} dev pairs")
     print("block  Spearman  Pearson  top-10  top-3  error of the exact sum")
     for layer in range(Explainer(tuned, "ij").scorer.encoder.n_blocks):
-        approximate, faithful = Explainer(tuned, "ij", layer=layer), Explainer(exact, "ij-exact", layer=layer)
+        approximate = Explainer(tuned, "ij", layer=layer, along_reference="pairs")
+        faithful = Explainer(exact, "ij-exact", layer=layer)
         rows = []
         for query, document, _ in pairs:
             one, other = approximate.explain(query, document), faithful.explain(query, document)

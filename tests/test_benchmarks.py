@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -11,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import data_sets, measures
-from rag_explain import Explanation
+from rag_explain import Explainer, Explanation
+from rag_explain.encoder.model import Encoder
 from rag_explain.results.contrast import Contrast
 from rag_explain.texts.tokens import Token
+from tests.support.models import tiny
 
 ROOT = Path(__file__).parent.parent
 
@@ -71,6 +75,30 @@ def test_a_share_of_the_words_is_at_least_one_and_never_all() -> None:
     assert measures.top_counts(100, (0.05, 0.1, 0.2)) == [5, 10, 20]
     assert measures.top_counts(3, (0.05, 0.9)) == [1, 2]
     assert measures.lost(0.5, 0.125) == 0.75
+
+
+def test_tokens_come_back_in_steps_of_a_twenty_fifth() -> None:
+    shares = measures.fractions()
+    assert len(shares) == 26
+    assert shares[[0, 1, 25]].tolist() == [0.0, 0.04, 1.0]
+    assert measures.added(25, shares) == list(range(26))
+    assert measures.added(2, shares) == [0] * 7 + [1] * 12 + [2] * 7  # one from 0.28 on, both from 0.76 on
+    assert measures.added(50, shares)[:3] == [0, 2, 4]
+
+
+def test_the_first_in_the_order_come_back_first() -> None:
+    there = measures.restored([2, 0, 1], [0, 1, 2, 3])
+    assert there.astype(int).tolist() == [[0, 0, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]]
+
+
+def test_the_area_under_known_distances() -> None:
+    # From (3, 4) away to nothing: 5 in the beginning, 0 at the end.
+    assert measures.distances(np.array([[3.0, 4.0], [0.0, 0.0]]), np.zeros(2)).tolist() == [5.0, 0.0]
+    shares = measures.fractions()
+    assert measures.area_over(shares, 5 * (1 - shares)) == pytest.approx(2.5)  # a triangle
+    assert measures.area_over(shares, np.full(26, 3.0)) == pytest.approx(3.0)
+    # All in the first step: half a step of the triangle from 5 to 0.
+    assert measures.area_over(shares, [5.0, *[0.0] * 25]) == pytest.approx(0.1)
 
 
 def test_average_precision_of_two_by_two() -> None:
@@ -179,6 +207,81 @@ def test_settings_are_compared_on_the_same_pairs(tmp_path: Path) -> None:
     assert rows["all", "unattributed, pairs"]["labels"]["other"]["difference"]["mean"] > 1e-3
     assert rows["msr", "AP of cells"]["labels"]["equal words"]["mean"] == 1.0
     assert "AP of cells" in printed
+
+
+@pytest.fixture
+def faithfulness(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command as a module, which finds its neighbours where it is run."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("faithfulness")
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_a_sentence_starts_as_mask_tokens_between_the_tokens_that_frame_it(
+    faithfulness: Any, architecture: str
+) -> None:
+    model = tiny(architecture)
+    encoder = Encoder(model)
+    text = "The cat sat"
+    n = len(encoder.read([text], "document").tokens[0])
+    kept = np.zeros((n + 1, n), dtype=bool)
+    kept[:, [0, -1]] = True
+    for count in range(n + 1):
+        kept[count, 1 : 1 + count] = True
+    vectors, whole = faithfulness.masked(encoder, text, "document", kept)
+    features = model.preprocess([text])
+    for there, vector in zip(kept, vectors, strict=True):
+        ids = features["input_ids"].clone()
+        ids[0, ~torch.as_tensor(there)] = model.tokenizer.mask_token_id
+        with torch.no_grad():
+            wanted = model({**features, "input_ids": ids})["sentence_embedding"][0]
+        np.testing.assert_allclose(vector, wanted.numpy(), atol=1e-6)
+    np.testing.assert_allclose(vectors[-1], whole, atol=1e-9)
+
+
+@pytest.mark.parametrize("unit", ["token", "word"])
+def test_the_area_of_a_sentence_is_that_of_the_steps_by_hand(faithfulness: Any, unit: str) -> None:
+    """Two words: 13 of the 25 steps begin with one of them and 7 with both, whose distance is zero."""
+    encoder = Encoder(tiny("bert"))
+    explainer = Explainer(tiny("bert"), "bilrp")
+    tokens = explainer.explain("The cat", "A dog barked")
+    shown = tokens if unit == "token" else tokens.by_word()
+    texts = [token.part == "text" for token in tokens.query_tokens]
+    own = [place for place, is_text in enumerate(texts) if is_text]
+    assert len(own) == 2  # "The" and "cat" are a token each here, so that tokens are words
+    first = max(own, key=lambda place: float(tokens.pairs[place].sum()))
+    kept = np.array([[not is_text for is_text in texts]] * 2)
+    kept[1, first] = True
+    vectors, whole = faithfulness.masked(encoder, "The cat", "query", kept)
+    none, one = np.linalg.norm(vectors - whole, axis=1)
+    found, _ = faithfulness.added_back(encoder, shown, tokens, "query")
+    # 0 to 0.24 none, a slope to 0.28, one to 0.72, a slope to 0.76
+    assert found == pytest.approx(0.24 * none + 0.04 * (none + one) / 2 + 0.44 * one + 0.04 * one / 2, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_protocols_of_faithfulness_run_on_the_same_pairs(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    settings = ['one={"method": "bilrp"}', 'same={"method": "bilrp"}', 'other={"method": "random"}']
+    result, printed = run("faithfulness.py", tmp_path, "--settings", *settings)
+    rows = {(row["set"], row["measure"]): row for row in result["rows"]}
+    assert rows["added back", "tokens, embedding"]["n"] == 2
+    assert rows["deletion", "words"]["n"] == 1  # the other pair's score is too low
+    for row in rows.values():
+        assert row["labels"]["same"]["difference"] == pytest.approx({"mean": 0, "low": 0, "high": 0}, abs=1e-6)
+    assert "added back" in printed
+
+
+@pytest.mark.slow
+def test_an_unrelated_document_is_measured_beside_its_own(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    settings = ['papers={"method": "ij", "layer": 5, "along_reference": "pairs"}', 'ij={"method": "ij", "layer": 5}']
+    result, _ = run("choices.py", tmp_path, "--settings", *settings, "--sets", "unrelated-xquad", "unrelated-cranfield")
+    rows = {(row["set"], row["measure"]): row for row in result["rows"]}
+    left = rows["unrelated-xquad", "|sum of pairs - score|, related"]["labels"]
+    assert left["ij"]["mean"] < 0.1 < left["papers"]["mean"]
+    order = rows["unrelated-xquad", "order of the related pairs, with the first"]["labels"]
+    assert order["papers"]["mean"] == 1.0
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,15 @@ from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.identity import digest, tensors
 from rag_explain.encoder.probing import Observed, observe
 from rag_explain.encoder.reading import Reader
-from rag_explain.encoder.reference import IN_REFERENCE, reference_features, setting
+from rag_explain.encoder.reference import (
+    IN_REFERENCE,
+    Reference,
+    WordVectors,
+    emptied,
+    put_word_vectors,
+    reference_features,
+    setting,
+)
 from rag_explain.encoder.watch import Watch
 from rag_explain.encoder.working_copy import find_blocks, first_module, make_working_copy, share
 from rag_explain.errors import ProcessBound, UnsupportedModel
@@ -165,9 +173,25 @@ class Encoder(SharedModel):
     def _first_module(self, copied: SentenceTransformer) -> Any:
         return first_module(copied)
 
-    def reference(self, batch: Batch) -> Batch:
-        """The same batch with nothing said: special tokens kept, padding between, positions and mask as they were."""
-        return replace(batch, features=reference_features(batch.features, self._transformer))
+    def reference(self, batch: Batch, reference: Reference = "padding") -> Batch:
+        """The same batch with nothing said: special tokens kept, a filler between, positions and mask as they were."""
+        return replace(batch, features=reference_features(batch.features, self._transformer, reference))
+
+    def empty_words(self, batch: Batch, reference: Reference) -> WordVectors | None:
+        """The word vectors of the batch's reference, where no id has them."""
+        if reference not in ("zero", "mean"):
+            return None
+        table = self._word_vectors
+        vector = table.mean(dim=0) if reference == "mean" else torch.zeros_like(table[0])
+        return WordVectors(emptied(batch.features, self._transformer), vector)
+
+    @cached_property
+    def _word_vectors(self) -> Tensor:
+        """(V, h): the table of word vectors, which listens to `WORD_VECTORS` from now on."""
+        table: Any = self.transformer.get_input_embeddings()  # type: ignore[operator]  # every Transformers model has it
+        table.register_forward_hook(put_word_vectors)
+        weight: Tensor = table.weight
+        return weight
 
     def run(self, batch: Batch, visit: Visitor | None = None, enter: Callable[[str], None] | None = None) -> Tensor:
         """(D, e): the embeddings of a batch, before the final normalisation.

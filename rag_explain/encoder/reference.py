@@ -1,13 +1,14 @@
 """What a text is compared with when nothing is said: the reference input of integrated Jacobians.
 
-Special tokens are kept and every other token is the padding token, in as many places, at the same positions and under
-the same attention mask as in the text. Ids come from the tokenizer.
+Special tokens are kept and every other token is emptied, in as many places, at the same positions and under the same
+attention mask as in the text: it is the padding token, the mask token, or a token whose word vector is zero or the mean
+of the vocabulary. Ids come from the tokenizer.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from rag_explain.errors import UnsupportedModel
 
 T = TypeVar("T")
+Reference = Literal["padding", "mask", "zero", "mean"]
+REFERENCES: tuple[Reference, ...] = get_args(Reference)
 # Whether the forward pass that runs now is a shifted encoder's own look at its reference: its blocks are not the
 # text's, and visitors of blocks do not see them.
 IN_REFERENCE: ContextVar[bool] = ContextVar("rag_explain_in_reference", default=False)
@@ -30,26 +33,56 @@ def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-def reference_features(features: dict[str, Any], transformer: Any) -> dict[str, Any]:
-    """The features (D, n) of a batch, as the modules take them, with every token of the texts replaced by padding.
+class WordVectors(NamedTuple):
+    """Where (D, n) tokens have another word vector (h,) than their own."""
+
+    places: Tensor
+    vector: Tensor
+
+
+# The word vectors of the forward pass that runs now, where they are not those of its ids.
+WORD_VECTORS: ContextVar[WordVectors | None] = ContextVar("rag_explain_word_vectors", default=None)
+
+
+def put_word_vectors(_module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
+    """A forward hook of the table of word vectors: changes nothing but in passes of a reference without ids."""
+    put = WORD_VECTORS.get()
+    return None if put is None else torch.where(put.places[..., None], put.vector.to(output), output)
+
+
+def reference_features(features: dict[str, Any], transformer: Any, reference: Reference = "padding") -> dict[str, Any]:
+    """The features (D, n) of a batch, as the modules take them, with every token of the texts replaced by the filler.
 
     `transformer` is the sentence-transformers module that holds the model and its tokenizer.
     """
-    tokenizer = transformer.tokenizer
+    ids: Tensor = features["input_ids"]
+    result = dict(features)
+    result["input_ids"] = torch.where(emptied(features, transformer), _filler(transformer.tokenizer, reference), ids)
+    positions = _positions_from_padding(ids, transformer.auto_model)
+    if positions is not None:
+        result["position_ids"] = features.get("position_ids", positions)
+    return result
+
+
+def emptied(features: dict[str, Any], transformer: Any) -> Tensor:
+    """(D, n) where a reference says nothing and the text says something."""
+    ids: Tensor = features["input_ids"]
+    return ~torch.isin(ids, torch.tensor(_special_ids(transformer.tokenizer), device=ids.device))
+
+
+def _filler(tokenizer: Any, reference: Reference) -> int:
+    """The id that stands for nothing; a word vector that is put in its place needs some id, too."""
+    if reference == "mask":
+        if tokenizer.mask_token_id is None:
+            raise UnsupportedModel('the tokenizer has no mask token: use reference="padding" or "zero"')
+        return int(tokenizer.mask_token_id)
     filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if filler is None:
         raise UnsupportedModel(
             "the tokenizer has neither a padding nor an end token, so there is no reference text: "
             "set tokenizer.pad_token, or use bilrp"
         )
-    ids: Tensor = features["input_ids"]
-    special = torch.isin(ids, torch.tensor(_special_ids(tokenizer), device=ids.device))
-    result = dict(features)
-    result["input_ids"] = torch.where(special, ids, filler)
-    positions = _positions_from_padding(ids, transformer.auto_model)
-    if positions is not None:
-        result["position_ids"] = features.get("position_ids", positions)
-    return result
+    return int(filler)
 
 
 def _special_ids(tokenizer: Any) -> list[int]:

@@ -27,8 +27,10 @@ _OWN_WORDS = frozenset(
     """bilrp|hxp|ij|ij-exact|pooled|static|alignment|bti|embeddings|gradient|integrated-gradients|random|cosine|dot|MaxSim
     |mean MaxSim|precision of MaxSim|F1 of MaxSim|optimal transport|logit|layer|rules|lrp|attnlrp|tolerance|max_nodes
     |biases|position|apart|score|maxsim|recall|precision|f1|transport|saliency|product|activation|clusters|seed|nodes|query_nodes
-    |document_nodes|query_error|document_error|query_sum|document_sum|f(a, r_b)|f(r_a, b)|f(r_a, r_b)|path|seconds
-    |reference|padding|zero|subspace|cold|pair|built|memory|disk|remote""".replace("\n    ", "").split("|")
+    |document_nodes|query_error|document_error|query_sum|document_sum|f(a, r_b)|f(r_a, b)|f(r_a, r_b)|along references
+    |reference|padding|mask|zero|mean|along_reference|rest|pairs|path|seconds|subspace|cold|pair|built|memory|disk|remote""".replace(
+        "\n    ", ""
+    ).split("|")
 )
 
 

@@ -14,7 +14,7 @@ the whole other text. The product for a pair only keeps their order in rows and 
 import copy
 import hashlib
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +23,10 @@ from torch import Tensor
 from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
-from rag_explain.errors import InvalidInput
+from rag_explain.encoder.reference import Reference
 from rag_explain.linear import JACOBIAN
 from rag_explain.methods.base import ExplainedPair, PairMethod
 from rag_explain.methods.frozen import freeze
-from rag_explain.methods.integration_path import IntegrationPath, ZeroPath
 from rag_explain.methods.jacobian import IntegratedJacobians, quadrature
 from rag_explain.scorers.base import Scorer
 
@@ -66,8 +65,7 @@ class Gradient(PairMethod):
 class IntegratedGradients(PairMethod):
     """`integrated-gradients` of the similarity, one text at a time with the other held; a pair is their product.
 
-    The quadrature and its tolerance are those of `ij`. `reference` is where the path begins: "padding", the reference
-    of `ij`, or "zero", the vector of zeros in every place at the input of block `layer`.
+    The quadrature, its tolerance and its references are those of `ij`.
     """
 
     name = "integrated-gradients"
@@ -77,20 +75,17 @@ class IntegratedGradients(PairMethod):
         scorer: Scorer,
         layer: int | None = None,
         *,
-        reference: Literal["padding", "zero"] = "padding",
         tolerance: float = 1e-3,
         max_nodes: int = 128,
+        reference: Reference = "padding",
     ) -> None:
         super().__init__(scorer, layer)
-        if reference not in ("padding", "zero"):
-            raise InvalidInput(f"reference must be 'padding' or 'zero', not {reference!r}")
-        self.reference = reference
-        kind = IntegratedJacobians if reference == "padding" else _FromZero
-        self._integral = kind(scorer, self.layer, tolerance=tolerance, max_nodes=max_nodes)
+        options: dict[str, Any] = {"tolerance": tolerance, "max_nodes": max_nodes, "reference": reference}
+        self._integral = IntegratedJacobians(scorer, self.layer, along_reference="pairs", **options)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"reference": self.reference, **self._integral.settings}
+        return {name: value for name, value in self._integral.settings.items() if name != "along_reference"}
 
     def check(self) -> None:
         quick = copy.copy(self)
@@ -116,16 +111,6 @@ class IntegratedGradients(PairMethod):
             }
             result.append(replace(pair, references=references, error=max(asked.error, path.error)))
         return result
-
-
-class _FromZero(IntegratedJacobians):
-    """Integrated Jacobians whose path begins at zeros: special tokens too, so that no token is the reference's."""
-
-    def path(self, batch: Batch, index: int) -> IntegrationPath:
-        one, normalises = batch.select([index]), self.encoder.is_cosine
-        path = ZeroPath(self.encoder, one, self.layer, normalises=normalises, spreads=self._spreads)
-        path.choose_nodes(self.tolerance, self.max_nodes, float(path.embedding.norm()))
-        return path
 
 
 class Random(PairMethod):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
+from rag_explain.encoder.reference import WORD_VECTORS, Reference, setting
 from rag_explain.linear import JACOBIAN, AffineMap
 from rag_explain.methods.frozen import freeze
 
@@ -23,25 +24,32 @@ class IntegrationPath:
     Attributes:
         start, change: (n, h) the reference's hidden state r, and a - r.
         embedding, reference: (e,) e(a) and e(r), normalised when `normalises`.
+        across: whether what is integrated is e without what lies along e(r).
         spreads: whether one text's mask and positions serve a batch of nodes.
         nodes, error: how many nodes the integral takes, and the relative error that is left.
         kept: the encoder's Jacobian at all nodes, where that is small enough to keep.
     """
 
-    def __init__(self, encoder: Encoder, batch: Batch, layer: int, *, normalises: bool, spreads: bool) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        batch: Batch,
+        layer: int,
+        *,
+        reference: Reference = "padding",
+        normalises: bool,
+        across: bool,
+        spreads: bool,
+    ) -> None:
         self.encoder, self.batch, self.layer = encoder, batch, layer
-        self.normalises, self.spreads = normalises, spreads
-        (text, self.start), (embedding, reference) = self._ends()
+        self.normalises, self.across, self.spreads = normalises, across, spreads
+        (text, self.start), (embedding, empty) = _beside_reference(encoder, batch, layer, reference)
         self.change: Tensor = text - self.start
         self._step = max(1, _POSITIONS // len(self.change))
         self.embedding: Tensor = _unit(embedding) if normalises else embedding
-        self.reference: Tensor = _unit(reference) if normalises else reference
+        self.reference: Tensor = _unit(empty) if normalises else empty
         self.nodes, self.error = 0, 0.0
         self.kept: tuple[tuple[AffineMap, Tensor], ...] = ()
-
-    def _ends(self) -> tuple[Tensor, Tensor]:
-        """(2, n, h) the hidden states of the text and of the reference, and (2, e) their embeddings."""
-        return self.encoder.hidden(_with_reference(self.encoder, self.batch), self.layer)
 
     def choose_nodes(self, tolerance: float, largest: int, size: float) -> None:
         """Take as many nodes as it takes for the integral along a - r to give e(a) - e(r): one tangent tells.
@@ -58,7 +66,7 @@ class IntegrationPath:
                 tangents = self.change.expand(1, *frozen.hidden.shape)
                 total += weights @ self._project(frozen, frozen.push(tangents))[0]
                 kept = [(frozen, weights)]
-            error = float((total - wanted).norm()) / max(size, 1e-30)
+            error = float(self.counted(total - wanted).norm()) / max(size, 1e-30)
             tried.append((nodes, error))
             if error <= tolerance or nodes == largest:
                 self.nodes, self.error = nodes, error
@@ -91,16 +99,23 @@ class IntegrationPath:
             rows, _ = frozen.rows(max_bytes, self.change.expand(frozen.hidden.shape), groups=many)
             rows = self._project(frozen, rows.transpose(0, 1))
             total += torch.einsum("k,nke->ne", weights, rows)
-        return total[self.batch.positions(0)] if groups is None else total
+        return self.counted(total[self.batch.positions(0)] if groups is None else total)
 
     def relevance(self, block: Tensor, max_bytes: int) -> Tensor:
         """(c, n_tokens): <block (c, e), rows> without building the rows, by pulling `block` back at each node."""
         total = block.new_zeros(len(block), len(self.change))
         for frozen, weights in self.maps():
-            cotangents = self._project(frozen, block[:, None].expand(-1, len(weights), -1))
+            cotangents = self._project(frozen, self.counted(block)[:, None].expand(-1, len(weights), -1))
             parts = cotangents.split(frozen.chunk(max_bytes, len(cotangents)))
             total += torch.cat([torch.einsum("cknh,nh,k->cn", frozen.pull(p), self.change, weights) for p in parts])
         return total[:, self.batch.positions(0)]
+
+    def counted(self, vectors: Tensor) -> Tensor:
+        """Vectors (..., e), of embeddings or of cotangents, without what lies along the reference if `across`."""
+        if not self.across:
+            return vectors
+        along = _unit(self.reference)
+        return vectors - (vectors @ along)[..., None] * along
 
     def _project(self, frozen: AffineMap, vectors: Tensor) -> Tensor:
         """Tangents or cotangents (B, k, e) through the Jacobian of x / |x|, (I - u u^T) / |x|, which is symmetric."""
@@ -110,16 +125,6 @@ class IntegrationPath:
         direction = frozen.embedding / length
         projected: Tensor = (vectors - direction * (vectors * direction).sum(dim=-1, keepdim=True)) / length
         return projected
-
-
-class ZeroPath(IntegrationPath):
-    """The straight line from zeros at the input of block `layer`: an empty text is no text, special tokens neither."""
-
-    def _ends(self) -> tuple[Tensor, Tensor]:
-        hidden, embedding = self.encoder.hidden(self.batch, self.layer)
-        nothing = torch.zeros_like(hidden)
-        reference = self.encoder.run(self.batch, lambda block, value: nothing if block == self.layer else value)
-        return torch.cat([hidden, nothing]), torch.cat([embedding, reference])
 
 
 def _next_nodes(tried: Sequence[tuple[int, float]], tolerance: float, depth: int) -> int:
@@ -138,14 +143,18 @@ def _next_nodes(tried: Sequence[tuple[int, float]], tolerance: float, depth: int
     return nodes + max(2, math.ceil(min(missing, nodes)))
 
 
-def _with_reference(encoder: Encoder, batch: Batch) -> Batch:
-    """The one text of `batch`, and its reference, as a batch of two."""
-    features = encoder.reference(batch).features
+def _beside_reference(encoder: Encoder, batch: Batch, layer: int, reference: Reference) -> tuple[Tensor, Tensor]:
+    """(2, n, h) the block's input and (2, e) the embedding, of the one text of `batch` and of its reference."""
+    features = encoder.reference(batch, reference).features
     for name, value in features.items():
         if isinstance(value, Tensor) and value.ndim > 1 and len(value) == 1:  # one text's row of a batch
             # Position ids that only the reference needs to be told are the text's own.
             features[name] = torch.cat([batch.features.get(name, value), value])
-    return replace(batch.select([0, 0]), features=features)
+    words = encoder.empty_words(batch, reference)
+    if words is not None:
+        words = words._replace(places=torch.cat([torch.zeros_like(words.places), words.places]))
+    with setting(WORD_VECTORS, words):
+        return encoder.hidden(replace(batch.select([0, 0]), features=features), layer)
 
 
 def _unit(vector: Tensor) -> Tensor:

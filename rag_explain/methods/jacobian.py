@@ -9,22 +9,29 @@ token t owns gives rows[t], and e(r) is the rest. For two texts a and b the prod
 
     f(a, b) - f(a, r_b) - f(r_a, b) + f(r_a, r_b) = sum over pairs of  rows_a[i] . rows_b[j]
 
-`ij` takes the normalised embedding for e, so f is the cosine itself and the reference similarities on the left tell how
-much of the score the pairs cannot be. `ij-exact` explains the shifted encoder e(x) - e(r), whose reference embedding is
+`ij` takes the normalised embedding for e, so f is the cosine itself. f(r_a, r_b) is large whatever the texts say, and
+the pairs of unrelated texts would sum to it. So `ij` leaves what lies along a text's own reference to its rest:
+
+    e'(x) = e(x) - <e(x), u> u,   u = e(r) / |e(r)|,   e'(r) = 0:   f'(a, b) = sum over pairs of rows'_a[i] . rows'_b[j]
+
+`ij-exact` explains the shifted encoder e(x) - e(r), whose reference embedding is
 zero, so that nothing is left over. It divides by the norms after the integral: a zero embedding has no direction.
 """
 
 import copy
 import logging
 import sys
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
+from rag_explain.encoder.reference import REFERENCES, Reference
 from rag_explain.errors import InvalidInput, UnsupportedModel, UnsupportedOperation
 from rag_explain.factors import Array, Factors
 from rag_explain.linear import JACOBIAN
@@ -38,7 +45,8 @@ from rag_explain.texts.tokens import Unit
 
 _log = logging.getLogger("rag_explain.methods")
 
-# Above this, a reference similarity is no longer small against the score it is subtracted from.
+AlongReference = Literal["rest", "pairs"]
+# Beyond this, on either side of zero, a text's similarity with an empty one is not negligible (section 4.3).
 TRUSTED_REFERENCE = 0.1
 
 
@@ -50,10 +58,13 @@ class JacobianMethod(EncoderMethod):
         max_nodes: where the search ends in any case; the error that was reached is in the result.
     """
 
-    options = ("tolerance", "max_nodes")
+    options: ClassVar[tuple[str, ...]] = ("tolerance", "max_nodes")
     pushes_rows = True
     # Whether the embedding is divided by its norm inside the path.
     normalises_in_path: ClassVar[bool]
+    # What the path starts at, and where what lies along its embedding counts.
+    reference: Reference = "padding"
+    along_reference: AlongReference = "pairs"
 
     def __init__(
         self, scorer: Scorer, layer: int | None = None, *, tolerance: float = 1e-3, max_nodes: int = 128
@@ -92,7 +103,8 @@ class JacobianMethod(EncoderMethod):
         """The path of text `index` from its reference, with the nodes that its integral needs."""
         one = batch.select([index])
         normalises = self.normalises_in_path and self.encoder.is_cosine
-        path = IntegrationPath(self.encoder, one, self.layer, normalises=normalises, spreads=self._spreads)
+        how = {"normalises": normalises, "across": self.along_reference == "rest", "spreads": self._spreads}
+        path = IntegrationPath(self.encoder, one, self.layer, reference=self.reference, **how)
         path.choose_nodes(self.tolerance, self.max_nodes, float(self.endpoints(path)[1].norm()))
         if path.error > self.tolerance:
             _log.warning(
@@ -116,17 +128,24 @@ class JacobianMethod(EncoderMethod):
 
     def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
         """What belongs to a text beside its rows: rest (e,), embedding (e,) and the norm that divides them."""
-        if self.normalises_in_path:
-            return path.reference, path.embedding, path.embedding.new_ones(())
         shifted = path.embedding - path.reference
         return torch.zeros_like(shifted), shifted, self.encoder.norms(shifted[None])[0]
+
+    def similarities(
+        self, query: Factors, embedding: Array, rest: Array, along: float
+    ) -> tuple[dict[str, float], tuple[Notice, ...]]:
+        """What is known of the references of a pair, and what has to be said about them.
+
+        The document's `embedding` and `rest`; `along` is how many times its reference the rest is.
+        """
+        return {}, ()
 
     def _factor(self, batch: Batch, index: int, unit: Unit) -> Factors:
         path = self.path(batch, index)
         rest, embedding, norm = self.endpoints(path)
         (tokens,), groups = path.batch.groups(unit)
         rows = path.rows(self.max_bytes, groups)
-        more = {"tokens": tokens, "unit": unit, "references": {"nodes": path.nodes}}
+        more = {"tokens": tokens, "unit": unit, "references": {"nodes": path.nodes, "along": along(rest, path)}}
         return self.build(batch, index, rows=rows, rest=rest, embedding=embedding, norm=norm, **more)
 
     def _cold(self, query: Factors, documents: Batch, index: int) -> ExplainedPair:
@@ -138,35 +157,27 @@ class JacobianMethod(EncoderMethod):
         matrix = torch.cat([tokens / norms, pairing.product(block, rest[None], norms)], dim=1)
         asked = torch.as_tensor(query.embedding.copy()).to(embedding)
         score = float(pairing.scores(asked, embedding[None], norms)[0])
-        trust = self._trust(query, to_numpy(embedding), to_numpy(rest), path.nodes, path.error)
+        found = {"nodes": path.nodes, "along": along(rest, path)}
+        trust = self._trust(query, to_numpy(embedding), to_numpy(rest), found, path.error)
         return explained(query, documents.side(index), to_numpy(matrix), score, **trust)
 
     def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
-        nodes = int((document.references or {}).get("nodes", 0))
-        trust = self._trust(query, document.embedding, document.rest, nodes, document.error)
+        trust = self._trust(query, document.embedding, document.rest, document.references or {}, document.error)
         return explained(query, document, matrix, score, **trust)
 
-    def _trust(self, query: Factors, embedding: Array, rest: Array, nodes: int, error: float) -> dict[str, Any]:
+    def _trust(
+        self, query: Factors, embedding: Array, rest: Array, found: Mapping[str, Any], error: float
+    ) -> dict[str, Any]:
         """The quadrature's cost and error, and the similarities that say how much of the score the pairs can be."""
-        similarities: dict[str, float] = {}
-        if self.normalises_in_path:
-            similarities = {
-                "f(a, r_b)": float(query.embedding @ rest),
-                "f(r_a, b)": float(query.rest @ embedding),
-                "f(r_a, r_b)": float(query.rest @ rest),
-            }
-        notices: tuple[Notice, ...] = ()
-        large = max(similarities.get("f(a, r_b)", 0.0), similarities.get("f(r_a, b)", 0.0))
-        if large > TRUSTED_REFERENCE:
-            note = (
-                f"a reference similarity is {large:.2f}: an empty text already scores that much, "
-                "and the pairs cannot be trusted to that extent"
-            )
-            _log.info("%s: %s", self.name, note)  # not a warning: the notice travels with the result
-            notices = (Notice(METHOD, note),)
+        similarities, notices = self.similarities(query, embedding, rest, found.get("along", 1.0))
         asked = int((query.references or {}).get("nodes", 0))
-        references = {**quadrature(asked, nodes, query.error, error), **similarities}
+        references = {**quadrature(asked, int(found.get("nodes", 0)), query.error, error), **similarities}
         return {"references": references, "error": max(query.error, error), "notices": notices}
+
+
+def along(rest: Tensor, path: IntegrationPath) -> float:
+    """How many times the reference's embedding the rest is: it is a multiple of it."""
+    return float(rest @ path.reference / (path.reference @ path.reference).clamp_min(torch.finfo(rest.dtype).tiny))
 
 
 def quadrature(query_nodes: int, document_nodes: int, query_error: float, document_error: float) -> dict[str, float]:
@@ -176,15 +187,77 @@ def quadrature(query_nodes: int, document_nodes: int, query_error: float, docume
 
 
 class IntegratedJacobians(JacobianMethod):
-    """`ij`: for any encoder; approximate, in that the reference similarities are left over."""
+    """`ij`: for any encoder; approximate, in that what an empty text says too is left over.
+
+    Args:
+        reference: what every token of the text is in the reference: "padding", "mask" (the tokens of these names),
+            "zero" (a word vector of zeros) or "mean" (the mean of all word vectors).
+        along_reference: where what lies along the reference's embedding counts: in the "rest", or in the "pairs", which
+            is equation 2 of the papers as it stands.
+    """
 
     name = "ij"
     normalises_in_path = True
+    options = (*JacobianMethod.options, "reference", "along_reference")
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        layer: int | None = None,
+        *,
+        tolerance: float = 1e-3,
+        max_nodes: int = 128,
+        reference: Reference = "padding",
+        along_reference: AlongReference = "rest",
+    ) -> None:
+        super().__init__(scorer, layer, tolerance=tolerance, max_nodes=max_nodes)
+        for option, value, known in (
+            ("reference", reference, REFERENCES),
+            ("along_reference", along_reference, get_args(AlongReference)),
+        ):
+            if value not in known:
+                raise InvalidInput(f"{option} must be one of {', '.join(known)}, not {value!r}")
+        self.reference, self.along_reference = reference, along_reference
 
     def check(self) -> None:
         if self.encoder.is_shifted and self.encoder.is_cosine:
             raise InvalidInput("a shifted encoder's reference embedding is zero and has no direction: use ij-exact")
         super().check()
+
+    def endpoints(self, path: IntegrationPath) -> tuple[Tensor, Tensor, Tensor]:
+        rest = path.embedding - path.counted(path.embedding) if path.across else path.reference
+        return rest, path.embedding, path.embedding.new_ones(())
+
+    def similarities(
+        self, query: Factors, embedding: Array, rest: Array, along: float
+    ) -> tuple[dict[str, float], tuple[Notice, ...]]:
+        empty_query, empty = _reference(query.rest, (query.references or {}).get("along", 1.0)), _reference(rest, along)
+        terms = {
+            "f(a, r_b)": float(query.embedding @ empty),
+            "f(r_a, b)": float(empty_query @ embedding),
+            "f(r_a, r_b)": float(empty_query @ empty),
+        }
+        name = max(("f(a, r_b)", "f(r_a, b)"), key=lambda term: abs(terms[term]))
+        notices = self._said(name, terms) if abs(terms[name]) > TRUSTED_REFERENCE else ()
+        if self.along_reference == "rest":
+            before = float((query.embedding - empty_query) @ (embedding - empty))
+            terms["along references"] = before - float((query.embedding - query.rest) @ (embedding - rest))
+        return terms, notices
+
+    def _said(self, name: str, terms: Mapping[str, float]) -> tuple[Notice, ...]:
+        filling = max(terms, key=lambda term: abs(terms[term]))
+        fills = "would fill the pairs and is left out of them" if self.along_reference == "rest" else "fills the pairs"
+        note = (
+            f"{name} is {terms[name]:.2f}: an empty text is not neutral here, and the pairs cannot be trusted to that "
+            f"extent; {filling} = {terms[filling]:.2f} {fills}, whatever the texts say"
+        )
+        _log.info("%s: %s", self.name, note)  # not a warning: the notice travels with the result
+        return (Notice(METHOD, note),)
+
+
+def _reference(rest: Array, along: float) -> Array:
+    """A reference's embedding, of the multiple of it that is a rest; a text all across it does not tell it."""
+    return rest / np.float32(along) if along else rest
 
 
 class ExactJacobians(JacobianMethod):

@@ -58,32 +58,12 @@ def test_integrated_gradients_follow_their_equation(architecture: str) -> None:
     np.testing.assert_allclose(found.matrix[:-1, :-1], wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("layer", [0, 2])
-def test_integrated_gradients_from_zero_follow_their_equation(architecture: str, layer: int) -> None:
-    model = tiny(architecture)
-    encoder = Encoder(model)
-    method = IntegratedGradients(BiEncoder(encoder), layer, reference="zero", tolerance=1e-14, max_nodes=4)
-    with torch.no_grad():
-        (found,) = method.cold(encoder.read([QUERY], "query"), encoder.read([DOCUMENT], "document"))
-    points, weights = np.polynomial.legendre.leggauss(4)
-    sums = []
-    for text, other, task in ((QUERY, DOCUMENT, "query"), (DOCUMENT, QUERY, "document")):
-        held, total = embedded(model, other), torch.zeros((), dtype=torch.float64)
-        for alpha, weight in zip((points + 1) / 2, weights / 2, strict=True):
-            # IG_i = x_i * integral over alpha of  d f(alpha x) / d x_i,  with x' = 0 (Sundararajan et al., equation 1)
-            slope, hidden = similarity_saliency(model, text, held, layer, task=task, scale=alpha)
-            total = total + weight * (slope * hidden).sum(dim=-1)
-        sums.append(total)
-    np.testing.assert_allclose(found.matrix[:-1, :-1], torch.outer(*sums), rtol=1e-4, atol=1e-6)
-
-
 def test_another_reference_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidInput, match="must be 'padding' or 'zero', not 'mask'"):
-        Explainer(tiny("bert"), "integrated-gradients", reference="mask")
+    with pytest.raises(InvalidInput, match="must be one of padding, mask, zero, mean, not 'none'"):
+        Explainer(tiny("bert"), "integrated-gradients", reference="none")
 
 
-@pytest.mark.parametrize("reference", ["padding", "zero"])
+@pytest.mark.parametrize("reference", ["padding", "mask", "zero", "mean"])
 def test_integrated_gradients_are_complete(reference: str) -> None:
     options = {"layer": 1, "tolerance": 1e-6, "reference": reference}
     found = Explainer(tiny("bert"), "integrated-gradients", **options).explain(QUERY, DOCUMENT)
@@ -135,3 +115,19 @@ def test_on_the_real_encoder(method: str) -> None:
     explanation = Explainer("all-MiniLM-L6-v2", method).explain("a dog runs", "The small dog is running.")
     assert explanation.score == pytest.approx(0.7, abs=0.3)
     assert explanation.pairs.any()
+
+
+def test_integrated_gradients_begin_at_the_reference_that_is_asked_for() -> None:
+    model = tiny("bert")
+    padding = Explainer(model, "integrated-gradients", layer=0).explain(QUERY, DOCUMENT)
+    zero = Explainer(model, "integrated-gradients", layer=0, reference="zero").explain(QUERY, DOCUMENT)
+    assert padding.settings["reference"] == "padding"
+    assert "along_reference" not in zero.settings
+    assert padding.references is not None
+    assert zero.references is not None
+    wanted = integrated_jacobian(model, DOCUMENT, 0, normalise=True, nodes=1, filler="zero").reference
+    asked = integrated_jacobian(model, QUERY, 0, normalise=True, nodes=1, task="query").embedding
+    assert zero.references["f(a, r_b)"] == pytest.approx(float(asked @ wanted), abs=1e-6)
+    assert zero.references["f(a, r_b)"] != pytest.approx(padding.references["f(a, r_b)"], abs=1e-4)
+    # Completeness: what the document's tokens carry is the score less that of its reference.
+    assert zero.references["document_sum"] == pytest.approx(zero.score - zero.references["f(a, r_b)"], abs=5e-3)

@@ -1,6 +1,7 @@
-"""Integrated Jacobians from their equation: one backward pass per dimension at each of very many nodes.
+"""Integrated Jacobians from their equations: one backward pass per dimension at each of very many nodes.
 
-Shares nothing with the library but the model: references are spelled out, positions are overheard from the text's pass.
+Numbers of equations and sections are those of Moeller et al. 2024. Shares nothing with the library but the model:
+references are spelled out, positions are overheard from the text's pass.
 """
 
 from __future__ import annotations
@@ -18,11 +19,19 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Attribution:
-    """rows (n, e), and e(a), e(r), both (e,)."""
+    """One text's half: rows (n, e), and e(a), e(r), rest (e,), where rows and rest sum to e(a)."""
 
     rows: Tensor
     embedding: Tensor
     reference: Tensor
+    rest: Tensor
+
+
+def equation_2(a: Attribution, b: Attribution) -> tuple[Tensor, Tensor]:
+    """Both sides of equation 2: its left, and the matrix whose sum is its right, reduced to tokens (figure 1)."""
+    left = a.embedding @ b.embedding - a.embedding @ b.reference - b.embedding @ a.reference + a.reference @ b.reference
+    # (a - r_a)_i (J_a^T J_b)_ij (b - r_b)_j, summed over the features i of one token and j of another
+    return left, a.rows @ b.rows.T
 
 
 def integrated_jacobian(
@@ -34,45 +43,70 @@ def integrated_jacobian(
     nodes: int = 200,
     rule: str = "gauss",
     task: str = "document",
+    filler: str = "padding",
+    across: bool = False,
 ) -> Attribution:
-    """rows[t] = sum over nodes of weight * (de/dx at r + alpha (a - r)) restricted to token t, times (a - r)[t]."""
+    """The rows of one text: (J_a)_ki (a - r_a)_i, summed over the features i of each token.
+
+    With `across` of e'(x) = e(x) - <e(x), u> u, u = e(r) / |e(r)|, for which f'(r, .) = 0 as section 3.1 requires; what
+    e' is not of e is rest.
+    """
     model = copy.deepcopy(model).eval()
     model[0].auto_model.set_attn_implementation("eager")
     features: dict[str, Any] = dict(model.preprocess([text], prompt=None, task=task))
+    a, embedding, r, reference = _ends(model, features, layer, filler)
+    if rule == "gauss":
+        points, weights = np.polynomial.legendre.leggauss(nodes)
+        points, weights = (points + 1) / 2, weights / 2
+    else:  # equation 3: alpha_n = n / N, each with the weight 1 / N
+        points, weights = np.arange(1, nodes + 1) / nodes, np.full(nodes, 1 / nodes)
+    # Section 3.2, cosine similarity: the encoder's output divided by its length
+    unit: Callable[[Tensor], Tensor] = (lambda e: e / e.norm()) if normalise else (lambda e: e)
+    embedding, reference = unit(embedding).detach(), unit(reference).detach()
+    u = reference / reference.norm()
+    without: Callable[[Tensor], Tensor] = (lambda e: e - (e @ u) * u) if across else (lambda e: e)
+    rows = torch.zeros(a.shape[1], len(embedding), dtype=a.dtype)
+    for alpha, weight in zip(points, weights, strict=True):
+        x = (r + alpha * (a - r)).detach().requires_grad_()  # x(alpha) = r_a + alpha (a - r_a), below equation 3
+        with torch.enable_grad():
+            e = without(unit(_pass(model, features, layer, x)[1]))
+            for k in range(len(e)):
+                (gradient,) = torch.autograd.grad(e[k], x, retain_graph=True)  # d e_k(x(alpha_n)) / d x_i, equation 3
+                rows[:, k] += weight * (gradient * (a - r))[0].sum(dim=-1)
+    rest = embedding - without(embedding) if across else reference
+    return Attribution(rows.detach(), embedding, reference, rest)
+
+
+def _ends(
+    model: SentenceTransformer, features: dict[str, Any], layer: int, filler: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """a and r (1, n, h), the inputs of the block, each with its embedding.
+
+    r: "sequences of padding tokens with the same length as the respective input" (section 3.2), between the tokens that
+    frame a text; or mask tokens, or word vectors of zeros, or the mean word vector.
+    """
     tokenizer = model.tokenizer
     frame = {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
     empty = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    ids = [token if token in frame else empty for token in features["input_ids"][0].tolist()]
-    told = {**features, "input_ids": torch.tensor([ids])}
+    empty = tokenizer.mask_token_id if filler == "mask" else empty
+    ids = torch.tensor([[token if token in frame else empty for token in features["input_ids"][0].tolist()]])
 
     heard: list[Tensor] = []
     places = [m for n, m in model.named_modules() if n.endswith("position_embeddings") and isinstance(m, nn.Embedding)]
     handles = [place.register_forward_pre_hook(lambda _m, args: heard.append(args[0])) for place in places]
-    text_hidden, embedding = _pass(model, features, layer, None)
+    a, embedding = _pass(model, features, layer, None)
     for handle in handles:
         handle.remove()
     handles = [place.register_forward_pre_hook(lambda _m, _args: (heard[0],)) for place in places]
-    start, reference = _pass(model, told, layer, None)
+    table = model[0].auto_model.get_input_embeddings()
+    vectors = {"zero": torch.zeros_like(table.weight[0]), "mean": table.weight.mean(dim=0)}
+    if filler in vectors:
+        said = (ids != features["input_ids"])[..., None]
+        handles.append(table.register_forward_hook(lambda _m, _args, out: torch.where(said, vectors[filler], out)))
+    r, reference = _pass(model, {**features, "input_ids": ids}, layer, None)
     for handle in handles:
         handle.remove()
-
-    change = text_hidden - start
-    if rule == "gauss":
-        points, weights = np.polynomial.legendre.leggauss(nodes)
-        points, weights = (points + 1) / 2, weights / 2
-    else:  # the papers' right Riemann sum
-        points, weights = np.arange(1, nodes + 1) / nodes, np.full(nodes, 1 / nodes)
-    unit: Callable[[Tensor], Tensor] = (lambda e: e / e.norm()) if normalise else (lambda e: e)
-    rows = torch.zeros(text_hidden.shape[1], len(embedding), dtype=text_hidden.dtype)
-    for alpha, weight in zip(points, weights, strict=True):
-        at = (start + alpha * change).detach().requires_grad_()
-        with torch.enable_grad():
-            _, out = _pass(model, features, layer, at)
-            out = unit(out)
-            for dimension in range(len(out)):
-                (gradient,) = torch.autograd.grad(out[dimension], at, retain_graph=True)
-                rows[:, dimension] += weight * (gradient * change)[0].sum(dim=-1)
-    return Attribution(rows.detach(), unit(embedding).detach(), unit(reference).detach())
+    return a, embedding, r, reference
 
 
 def similarity_saliency(
