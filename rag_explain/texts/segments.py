@@ -13,6 +13,8 @@ import regex
 
 Span = tuple[int, int]
 
+_NEAR = 64  # characters around a seam that are looked at: no word is longer, or it may be cut
+
 # Scripts written without spaces between words. Only a dictionary knows where a word ends there, so a word is
 # one character with its marks, or as many of them as one token of the encoder covers (see `group`).
 _UNSPACED = r"(?!\p{M})[\p{Han}\p{Hiragana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
@@ -60,6 +62,18 @@ _CONJUNCTION = regex.compile(
 def word_spans(text: str) -> list[Span]:
     """Character spans of the words of `text`, in order, not overlapping."""
     return [match.span() for match in _WORD.finditer(text)]
+
+
+def has_word(text: str) -> bool:
+    """Whether there is a word in the text that is no mark."""
+    return any(match["mark"] is None for match in _WORD.finditer(text))
+
+
+def crosses_word(left: str, right: str) -> bool:
+    """Whether a word would reach over the seam, were the second text put right after the first."""
+    near = left[-_NEAR:]
+    found = _WORD.finditer(near + right[:_NEAR])
+    return any(match.start() < len(near) < match.end() and match["mark"] is None for match in found)
 
 
 def sentence_spans(text: str) -> list[Span]:
