@@ -94,32 +94,37 @@ class Explainer(ProcessBound):
         self.store = store if isinstance(store, Store) else Store(store)
         self._planner = DocumentPlanner(self.scorer, self.method, self.store)
 
-    def explain(self, query: str, document: str | Passage, *, unit: Unit = "token") -> Explanation:
+    def explain(self, query: str, document: str | Passage, *, unit: Unit | None = None) -> Explanation:
         """Why `document` scores what it does for `query`."""
         return self.explain_many(query, [document], unit=unit)[0]
 
     def explain_many(
-        self, query: str, documents: Sequence[str | Passage], *, unit: Unit = "token", ids: Names | None = None
+        self, query: str, documents: Sequence[str | Passage], *, unit: Unit | None = None, ids: Names | None = None
     ) -> list[Explanation]:
         """One explanation per document, in the order given; what the query needs is computed once.
 
         Documents that the store has are explained by one product. `unit` is what the cells are of: tokens, words, or
-        sentences of the document and words of the query. `ids` are the caller's names of the documents, under which
-        `store.forget(ids)` erases what is kept of them.
+        sentences of the document and words of the query; None is the method's own choice, which is tokens for all but
+        `occlusion`. `ids` are the caller's names of the documents, under which `store.forget(ids)` erases what is kept
+        of them.
         """
         passages = _many(documents, "explain_many takes a list of documents: use explain for one")
-        return self._explained(query, passages, known_unit(unit), ids)
+        return self._explained(query, passages, self.method.grain(unit), ids)
 
-    def highlight(self, query: str, document: str | Passage) -> Highlights:
-        """What each word of `document` carries over the whole query: the score, split by its words."""
-        return self.highlight_many(query, [document])[0]
+    def highlight(self, query: str, document: str | Passage, *, unit: Unit | None = None) -> Highlights:
+        """What each word of `document` carries over the whole query: the score, split by its words.
+
+        With `occlusion` what is lost without each sentence, unless words are asked for.
+        """
+        return self.highlight_many(query, [document], unit=unit)[0]
 
     def highlight_many(
-        self, query: str, documents: Sequence[str | Passage], *, ids: Names | None = None
+        self, query: str, documents: Sequence[str | Passage], *, unit: Unit | None = None, ids: Names | None = None
     ) -> list[Highlights]:
         """Highlights of each document, in the order given: one cotangent each, where pairs take one per query word."""
         passages = _many(documents, "highlight_many takes a list of documents: use highlight for one")
-        return [Highlights.of(one) for one in self._explained(query, passages, "word", ids, whole=self.method.linear)]
+        grain = self.method.grain(unit if unit or self.method.edits else "word")
+        return [Highlights.of(one) for one in self._explained(query, passages, grain, ids, whole=self.method.linear)]
 
     def _explained(
         self, query: str, passages: tuple[Passage, ...], unit: Unit, ids: Names | None, *, whole: bool = False
@@ -180,7 +185,7 @@ class Explainer(ProcessBound):
             raise InvalidInput("precompute takes a list of texts")
         if not self.method.has_factors:
             raise InvalidInput(f"{self.method.name} computes every pair anew: there is nothing to precompute")
-        unit = known_unit(unit or ("sentence" if self.method.linear else "token"))
+        unit = self.method.grain(unit or ("sentence" if self.method.linear else "token"))
         total = len(texts) if isinstance(texts, Sized) else None
         if ids is not None and total is not None:  # refused before anything is computed
             ids = _checked_ids(ids, total)
@@ -225,7 +230,7 @@ class Explainer(ProcessBound):
         try:
             with Explainer(self.scorer, **options) as other:
                 start = time.perf_counter()
-                explanation = other.explain(query, document)
+                explanation = other.explain(query, document, unit="word" if other.method.edits else None)
         except RagExplainError as error:
             return Compared(label, None, time.perf_counter() - start, str(error))
         return Compared(label, explanation, time.perf_counter() - start)

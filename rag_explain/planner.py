@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -36,6 +36,8 @@ _FINER: dict[Unit, tuple[Unit, ...]] = {
     "word": ("word", "token"),
     "sentence": ("sentence", "word", "token"),
 }
+# Documents whose edited texts are embedded together, and what is lost when that fails.
+_EDITED = 16
 # What is built for a document that is looked at again and again. Words cost nearly as much as tokens, which serve all.
 _BUILT: dict[Unit, Unit] = {"token": "token", "word": "token", "sentence": "sentence"}
 
@@ -68,7 +70,8 @@ class DocumentPlanner:
         pairs = self._warm(query, {passage: (item, seconds) for passage, item in kept.items()})
         missing = list(dict.fromkeys(passage for passage in passages if passage not in kept))
         if missing:
-            pairs |= self._missing(query, missing, _names(passages, ids), _BUILT[unit])
+            built = unit if self._method.edits else _BUILT[unit]
+            pairs |= self._missing(query, missing, _names(passages, ids), built)
         return [pairs[passage] for passage in passages]
 
     def _find(
@@ -76,7 +79,7 @@ class DocumentPlanner:
     ) -> dict[Passage, KeptFactors]:
         """What the store has of these documents in a unit that this one can be made of, the cheapest first."""
         found: dict[Passage, KeptFactors] = {}
-        for grain in _FINER[unit] if self._method.linear else ("token",):
+        for grain in self._grains(unit):
             left = [index for index, passage in enumerate(passages) if passage not in found]
             if not left:
                 break
@@ -86,18 +89,19 @@ class DocumentPlanner:
             found |= {passages[index]: kept[key] for index, key in zip(left, keys, strict=True) if key in kept}
         return found
 
+    def _grains(self, unit: Unit) -> tuple[Unit, ...]:
+        """The units in which a document's factors serve this one."""
+        if self._method.edits:
+            return (unit,)
+        return _FINER[unit] if self._method.linear else ("token",)
+
     def _missing(
         self, query: Any, passages: Sequence[Passage], names: Mapping[Passage, tuple[str, ...]], unit: Unit
     ) -> dict[Passage, ExplainedPair]:
         """Explain documents that the store does not have: cold, or by factors that are built in this unit and kept."""
         keys = self._keys(passages, query.fingerprint, unit)
         batch = self._scorer.read(passages, "document")
-        rows = batch.rows(unit)
-        chosen = [
-            index
-            for index, (key, tokens) in enumerate(zip(keys, batch.tokens, strict=True))
-            if self._policy.should_build(key, len(query.tokens), len(tokens), rows[index])
-        ]
+        chosen = list(range(len(passages))) if self._method.edits else self._worth_building(query, keys, batch, unit)
         others = [index for index in range(len(passages)) if index not in chosen]
         cold = self._cold(query, batch.select(others), "cold") if others else {}
         pairs = {passages[others[index]]: one for index, one in cold.items()}
@@ -107,6 +111,15 @@ class DocumentPlanner:
         seconds = (time.perf_counter() - start) / max(1, len(built))
         position = dict(zip(keys, passages, strict=True))
         return pairs | self._warm(query, {position[key]: (item, seconds) for key, item in built.items()})
+
+    def _worth_building(self, query: Factors, keys: Sequence[bytes], batch: Batch, unit: Unit) -> list[int]:
+        """The documents of a batch for which the policy says so."""
+        rows = batch.rows(unit)
+        return [
+            index
+            for index, (key, tokens) in enumerate(zip(keys, batch.tokens, strict=True))
+            if self._policy.should_build(key, len(query.tokens), len(tokens), rows[index])
+        ]
 
     def _warm(self, query: Factors, kept: Mapping[Passage, tuple[KeptFactors, float]]) -> dict[Passage, ExplainedPair]:
         """One product for all whose factors are there; `kept` also says what getting them took."""
@@ -158,7 +171,7 @@ class DocumentPlanner:
             return built
         try:
             batch, order = self._scorer.read(list(texts.values()), "document"), list(texts)
-            for bucket in batch.buckets(BUCKET_TOKENS):
+            for bucket in self._buckets(batch):
                 wanted = [order[index] for index in bucket]
                 found = self._build(order, batch, wanted, owners, unit)
                 built += [key for key, one in found.items() if one.tier == "built"]
@@ -213,10 +226,17 @@ class DocumentPlanner:
 
         def compute(mine: list[bytes]) -> list[NewFactors]:
             part = batch.select([position[key] for key in mine])
-            built = part.in_buckets(BUCKET_TOKENS, factor, self._method.passes(part, unit))
-            return [NewFactors(mine[index], one, owners.get(mine[index], ())) for index, one in built.items()]
+            buckets = self._buckets(part, self._method.passes(part, unit))
+            built = [
+                (index, one) for some in buckets for index, one in zip(some, factor(part.select(some)), strict=True)
+            ]
+            return [NewFactors(mine[index], one, owners.get(mine[index], ())) for index, one in built]
 
         return self._store.build(wanted, compute, self._scorer.device)
+
+    def _buckets(self, batch: Batch, rows: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
+        """Which texts of a batch are computed together; `rows` as `Batch.buckets` takes it."""
+        return chunks(range(len(batch)), _EDITED) if self._method.edits else batch.buckets(BUCKET_TOKENS, rows)
 
     def _keys(self, passages: Sequence[Passage], fingerprint: str, unit: Unit) -> list[bytes]:
         name, settings = self._method.name, {**self._method.settings, "unit": unit}

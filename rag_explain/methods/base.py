@@ -20,7 +20,7 @@ from rag_explain.results.notices import Notice
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE
 from rag_explain.texts.passage import Passage
-from rag_explain.texts.tokens import Token, Unit
+from rag_explain.texts.tokens import Token, Unit, known_unit
 
 _QUERY = "short text"
 
@@ -68,6 +68,11 @@ class Method(ABC):
     # Whether the matrix is the product of the two texts' factors and nothing is chosen from it afterwards: such factors
     # can be grouped by words and sentences, and sliced by dimensions.
     linear: ClassVar[bool] = True
+    # Whether a row is what an edit of the text changes. Such rows do not sum to those of a coarser unit, so that each
+    # unit is computed for itself; and they are kept as soon as they are known, since nothing cheaper is.
+    edits: ClassVar[bool] = False
+    # What the cells of an explanation are of unless a caller says so.
+    default_unit: ClassVar[Unit] = "token"
     # Whether the embedding in the factors is the encoder's own to the last bit, good enough to search with.
     embeds: ClassVar[bool] = False
     # Whether each row of a text's factors takes a pass of its own.
@@ -110,6 +115,10 @@ class Method(ABC):
     def notices(self) -> tuple[Notice, ...]:
         """What every explanation by this method must say, the scorer's own notices among it."""
         return self.scorer.notices
+
+    def grain(self, unit: Unit | None) -> Unit:
+        """The unit to explain in when this one is asked for, or none."""
+        return self.default_unit if unit is None else known_unit(unit)
 
     def check(self) -> None:
         """Refuse the scorer when the method would be wrong on it, or cannot explain a short pair.

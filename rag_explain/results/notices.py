@@ -25,6 +25,8 @@ UNKNOWN = "unknown"
 SPELLED = "spelled"
 # The encoder read only a part of a text.
 TRUNCATED = "truncated"
+# Each value is what the score loses without a part: values of another unit are not sums of these.
+LEFT_OUT = "left-out"
 # Something the method itself says about this pair.
 METHOD = "method"
 

@@ -1,0 +1,129 @@
+"""What the score loses without a part of a text, by the model's own embeddings of edited texts and nothing else.
+
+    rows[i] = e(x) - e(x without part i)          rest = e(x) - sum of rows          e: as the score compares them
+
+    pair(i, j) = <rows_q[i], rows_d[j]> = s(q, d) - s(q without i, d) - s(q, d without j) + s(q without i, d without j)
+
+e is of length one where the score is a cosine. So a row of a document, multiplied with the whole query, is by
+definition what the score loses without that part; anybody can check it with two calls of the model. The sum is the
+score by definition of the rest, which checks nothing. A text in which no word is left is no text: its embedding is
+zero, and it scores nothing.
+
+It takes one embedding for each part and one for the whole, of any model that gives vectors for texts.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rag_explain.encoder.batch import Batch
+from rag_explain.factors import Factors
+from rag_explain.methods.base import Method
+from rag_explain.results.notices import LEFT_OUT, Notice
+from rag_explain.scorers.checks import PROBE
+from rag_explain.texts.edits import is_empty, without
+from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Role, Token, Unit
+from rag_explain.texts.units import WHOLE, text_units
+
+Vectors = NDArray[np.float64]
+_TOLD = Notice(
+    LEFT_OUT,
+    "Each value is what the score loses without that part. The losses of words do not add up to that of their "
+    "sentence, and what is left over belongs to no part, so that the sum checks nothing.",
+    "note",
+)
+
+
+class Occlusion(Method):
+    """`occlusion`: leave out each word, or each sentence, and see what the score loses."""
+
+    name = "occlusion"
+    edits = True
+    default_unit = "sentence"
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        return (*super().notices, _TOLD)
+
+    def grain(self, unit: Unit | None) -> Unit:
+        """Words are the smallest parts: a text without half a word is no text that people write."""
+        asked = super().grain(unit)
+        return "word" if asked == "token" else asked
+
+    def check(self) -> None:
+        """Refuse a scorer that gives no vector per text."""
+        self.scorer.embed([PROBE], "document")
+
+    def whole(self, query: Batch) -> Factors:
+        (vector,) = self._compared([query.passages[0]], query.role)
+        return self._factors(query, 0, vector[None], vector, (WHOLE,), unit="whole")
+
+    def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
+        unit = self.grain(unit)
+        texts = [Occluded(batch, index, unit) for index in range(len(batch))]
+        vectors = self._compared([string for text in texts for string in text.strings], batch.role)
+        found, first = [], 0
+        for index, text in enumerate(texts):
+            whole, *less = vectors[first : (first := first + len(text.strings))]
+            rows = text.rows(whole, less)
+            found.append(self._factors(batch, index, rows, whole, text.parts, unit=unit))
+        return found
+
+    def _compared(self, texts: Sequence[Passage], role: Role) -> Vectors:
+        """(D, e): the embeddings as the score compares them."""
+        vectors = self.scorer.embed(texts, role).astype(np.float64)
+        if self.scorer.measure != "cosine":
+            return vectors
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        unit: Vectors = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return unit
+
+    def _factors(
+        self, batch: Batch, index: int, rows: Vectors, whole: Vectors, parts: tuple[Token, ...], **more: Any
+    ) -> Factors:
+        numbers = {"rows": rows, "rest": whole - rows.sum(axis=0), "embedding": whole, "norm": np.ones(())}
+        given = {name: torch.as_tensor(values) for name, values in numbers.items()}
+        return self.build(batch, index, **given, tokens=parts, **more)
+
+
+class Occluded:
+    """A text as it was read, and the same text without each of its parts.
+
+    What was cut off at the end of the encoder's window stays off: else leaving out a sentence would bring in another.
+
+    Attributes:
+        parts: the words or sentences that were read.
+        strings: what is embedded: the text, and the text without each part, but for those in which nothing is left.
+    """
+
+    def __init__(self, batch: Batch, index: int, unit: Unit) -> None:
+        passage, tokens, is_cut = batch.passages[index], batch.tokens[index], batch.truncated[index]
+        self.parts, _ = text_units(tokens, passage.text, unit, truncated=is_cut)
+        read, shift = _read(batch, index) if is_cut else (passage, 0)
+        before, after = read.around
+        self._is_left: list[bool] = []
+        self.strings = [passage]
+        for part in self.parts:
+            text = without(read.text, [(part.start - shift, part.end - shift)])
+            self._is_left.append(not is_empty(before + text + after))
+            if self._is_left[-1]:
+                self.strings.append(Passage(before + text + after, len(before), len(before) + len(text)))
+
+    def rows(self, whole: Vectors, less: Sequence[Vectors]) -> Vectors:
+        """(n, e): what each part adds, from the embeddings of `strings`."""
+        embedded = iter(less)
+        rows = [whole - next(embedded) if is_left else whole for is_left in self._is_left]
+        return np.array(rows).reshape(len(self.parts), len(whole))
+
+
+def _read(batch: Batch, index: int) -> tuple[Passage, int]:
+    """What the encoder read of a text and of its metadata, and where in the text that begins."""
+    passage, tokens = batch.passages[index], batch.tokens[index]
+    spans = [span for span, one in zip(batch.spans[index], tokens, strict=True) if one.part in ("text", "metadata")]
+    first, last = min(start for start, _ in spans), max(end for _, end in spans)
+    start, end = max(passage.start, first), min(passage.end, last)
+    return Passage(passage.string[first:last], start - first, end - first), start - passage.start
