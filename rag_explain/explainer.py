@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Names = Sequence[str | None]
+Embeds = Callable[..., Any] | object  # a function that embeds strings, or an object with methods that do
 
 # Hits of one query may be explained one by one when they are looked at: what the query needs is kept that long.
 _RECENT_QUERIES = 32
@@ -60,11 +61,14 @@ class Explainer(ProcessBound):
 
     Args:
         model: a name, a folder, or a loaded SentenceTransformer or MultiVectorEncoder, whose weights are then shared;
-            or another explainer's `scorer`.
+            or another explainer's `scorer`; or anything that embeds strings: a function `embed(texts)` or
+            `embed(texts, role=...)`, an embedding object of LangChain or LlamaIndex, a static model, or a service as
+            "openai-compatible:URL#model", whose key is in the environment variable OPENAI_API_KEY.
         method: a name from docs/methods.md; None: the scorer's first.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
         store: a folder in which documents' factors are kept, or a `Store`; None keeps them in memory only.
+        max_calls: how many texts are sent at most to something that only embeds strings, retries included.
         options: options of the method; an unknown one raises.
     """
 
@@ -72,15 +76,16 @@ class Explainer(ProcessBound):
 
     def __init__(
         self,
-        model: str | Path | SentenceTransformer | MultiVectorEncoder | Scorer,
+        model: str | Path | SentenceTransformer | MultiVectorEncoder | Scorer | Embeds,
         method: str | type[Method] | None = None,
         *,
         layer: int | None = None,
         device: str | None = None,
         store: str | Path | Store | None = None,
+        max_calls: int | None = None,
         **options: Any,
     ) -> None:
-        self.scorer = resolve(model, device)
+        self.scorer = resolve(model, device, max_calls)
         with in_words(InvalidInput, f"the method {method or self.scorer.methods[0]} cannot be made with these options"):
             self.method = make(method, self.scorer, layer, options)
         self._prepared = lru_cache(_RECENT_QUERIES)(partial(PreparedQuery, self.method))

@@ -7,14 +7,16 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.errors import InvalidInput, StoreError, first_line
+from rag_explain.errors import BudgetSpent, EmbedderStopped, InvalidInput, StoreError, first_line
 from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method
+from rag_explain.pairing import Placed
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.scorers.base import Scorer
 from rag_explain.store import KeptFactors, NewFactors, Store, factors_key
@@ -107,10 +109,22 @@ class DocumentPlanner:
         pairs = {passages[others[index]]: one for index, one in cold.items()}
         start = time.perf_counter()
         owners = {keys[index]: names[passages[index]] for index in chosen if names.get(passages[index])}
-        built = self._build(keys, batch, [keys[index] for index in chosen], owners, unit)
+        try:
+            built = self._build(keys, batch, [keys[index] for index in chosen], owners, unit)
+        except BudgetSpent:
+            built = self._partly(keys, batch, unit)
         seconds = (time.perf_counter() - start) / max(1, len(built))
         position = dict(zip(keys, passages, strict=True))
         return pairs | self._warm(query, {position[key]: (item, seconds) for key, item in built.items()})
+
+    def _partly(self, keys: Sequence[bytes], batch: Batch, unit: Unit) -> dict[bytes, KeptFactors]:
+        """What was built before no more texts could be sent, and of the next document what is known of it."""
+        built = self._store.get(keys, self._scorer.device)
+        for index, key in enumerate(keys):
+            if key not in built:
+                factors = self._method.partial(batch.select([index]), unit)
+                built[key] = KeptFactors(Placed.on_host(factors), "partial")
+        return built
 
     def _worth_building(self, query: Factors, keys: Sequence[bytes], batch: Batch, unit: Unit) -> list[int]:
         """The documents of a batch for which the policy says so."""
@@ -138,9 +152,10 @@ class DocumentPlanner:
     ) -> Precomputed:
         """Build and keep the factors of every document that the store does not have.
 
-        A text that fails does not stop the others; the reason of the first one is a warning.
+        A text that fails does not stop the others; the reason of the first one is a warning. When what embeds is
+        stopped, nothing more is tried.
         """
-        built, given, failures = 0, list[bytes](), _Failures()
+        built, given, failures, stopped = 0, list[bytes](), _Failures(), ""
         for window in chunks(texts, _WINDOW):
             passages, ids = _readable(window, failures)
             keys = self._keys(passages, self._scorer.fingerprint, unit)
@@ -148,13 +163,18 @@ class DocumentPlanner:
             owners = self._link(keys, ids, kept := self._store.has(keys))
             missing = {key: text for key, text in zip(keys, passages, strict=True) if key not in kept}
             advance(len(window) - len(missing))
-            new = self._build_all(missing, owners, unit, failures, advance)
+            try:
+                new = self._build_all(missing, owners, unit, failures, advance)
+            except EmbedderStopped as error:
+                new, stopped = list(self._store.has(list(missing))), str(error)
             if len(new) > 1 and not self._store.has(new):
                 raise StoreError("nothing of what was just built is kept: the store is full or cannot be written to")
             built += len(new)
+            if stopped:
+                break
         held = {key for part in chunks(dict.fromkeys(given), _WINDOW) for key in self._store.has(part)}
         failed = failures.unreadable + sum(key in failures.keys - held for key in given)
-        return Precomputed(built=built, kept=sum(key in held for key in given), failed=failed)
+        return Precomputed(built, sum(key in held for key in given), failed, stopped)
 
     def _build_all(
         self,
@@ -178,7 +198,7 @@ class DocumentPlanner:
                 advance(len(wanted))
                 for key in wanted:
                     del left[key]
-        except StoreError:
+        except (StoreError, EmbedderStopped):
             raise
         except Exception as error:  # whatever one text makes a model or a tokenizer raise
             if len(left) == 1:
@@ -212,10 +232,14 @@ class DocumentPlanner:
     def _build(
         self, keys: Sequence[bytes], batch: Batch, wanted: Sequence[bytes], owners: Owners, unit: Unit
     ) -> dict[bytes, KeptFactors]:
-        """Build and keep those of the batch's documents that are wanted, each by one thread only."""
+        """Build and keep those of the batch's documents that are wanted, each by one thread only.
+
+        When what embeds is stopped, what is complete is kept before that is raised.
+        """
         if not wanted:
             return {}
         position = {key: index for index, key in enumerate(keys)}
+        stopped: list[EmbedderStopped] = []
 
         def factor(part: Batch) -> list[Factors]:
             start = time.perf_counter()
@@ -226,13 +250,23 @@ class DocumentPlanner:
 
         def compute(mine: list[bytes]) -> list[NewFactors]:
             part = batch.select([position[key] for key in mine])
-            buckets = self._buckets(part, self._method.passes(part, unit))
-            built = [
-                (index, one) for some in buckets for index, one in zip(some, factor(part.select(some)), strict=True)
-            ]
+            built = list[tuple[int, Factors]]()
+            for some in self._buckets(part, self._method.passes(part, unit)):
+                try:
+                    built += zip(some, factor(part.select(some)), strict=True)
+                except EmbedderStopped as error:
+                    stopped.append(error)
+                    # Those of which all was embedded before that: it is at hand.
+                    for index in some:
+                        with suppress(EmbedderStopped):
+                            built += zip([index], factor(part.select([index])), strict=True)
+                    break
             return [NewFactors(mine[index], one, owners.get(mine[index], ())) for index, one in built]
 
-        return self._store.build(wanted, compute, self._scorer.device)
+        found = self._store.build(wanted, compute, self._scorer.device)
+        if stopped:
+            raise stopped[0]
+        return found
 
     def _buckets(self, batch: Batch, rows: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
         """Which texts of a batch are computed together; `rows` as `Batch.buckets` takes it."""

@@ -28,7 +28,8 @@ LAYERS = """
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear.structure linear
-    scorers.base scorers.bi_encoder scorers.multi_vector scorers.checks scorers
+    scorers.base scorers.budget scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
+    scorers.multi_vector scorers.checks scorers
     evidence
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.occlusion methods.integration_path
     methods.jacobian methods.baselines methods.bti methods.alignment methods.slices methods

@@ -152,6 +152,10 @@ class Method(ABC):
             for index, factors in enumerate(self.token_factors(batch))
         ]
 
+    def partial(self, batch: Batch, unit: Unit) -> Factors:
+        """The factors of a single text as far as they can be told from what was computed; never kept."""
+        raise InvalidInput(f"{self.name} has no factors of a part of a text")
+
     def passes(self, batch: Batch, unit: Unit) -> list[int] | None:
         """How many tangents run through each text for its factors; None where one pass makes all rows.
 

@@ -13,6 +13,7 @@ It takes one embedding for each part and one for the whole, of any model that gi
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.factors import Factors
-from rag_explain.methods.base import Method
-from rag_explain.results.notices import LEFT_OUT, Notice
+from rag_explain.errors import BudgetSpent
+from rag_explain.factors import Array, Factors
+from rag_explain.methods.base import ExplainedPair, Method, explained
+from rag_explain.results.notices import LEFT_OUT, METHOD, PARTIAL, Notice
 from rag_explain.scorers.checks import PROBE
 from rag_explain.texts.edits import is_empty, without
 from rag_explain.texts.passage import Passage
@@ -30,6 +32,7 @@ from rag_explain.texts.tokens import Role, Token, Unit
 from rag_explain.texts.units import WHOLE, text_units
 
 Vectors = NDArray[np.float64]
+_ROUNDING = 1e-6  # less than this is no noise that anybody sees in a score
 _TOLD = Notice(
     LEFT_OUT,
     "Each value is what the score loses without that part. The losses of words do not add up to that of their "
@@ -69,13 +72,48 @@ class Occlusion(Method):
         found, first = [], 0
         for index, text in enumerate(texts):
             whole, *less = vectors[first : (first := first + len(text.strings))]
-            rows = text.rows(whole, less)
-            found.append(self._factors(batch, index, rows, whole, text.parts, unit=unit))
+            found.append(self._factors(batch, index, text.rows(whole, less), whole, text.parts, unit=unit))
         return found
+
+    def partial(self, batch: Batch, unit: Unit) -> Factors:
+        text = Occluded(batch, 0, unit := self.grain(unit))
+        found = self.scorer.at_hand(text.strings, batch.role)
+        if found[0] is None:
+            raise BudgetSpent("max_calls is spent before all texts were embedded: raise it to go on with what is known")
+        unknown = np.full_like(found[0], np.nan)
+        whole, *less = self._directed(np.stack([unknown if one is None else one for one in found]).astype(np.float64))
+        rows = text.rows(whole, less)
+        is_known: NDArray[np.bool_] = np.isfinite(rows).all(axis=1)
+        parts = tuple(compress(text.parts, is_known))
+        told = (
+            f"Only {len(parts)} of {len(text.parts)} {unit}s were left out, since max_calls is spent: what the others "
+            "carry is with what belongs to no part."
+        )
+        notices = (*batch.notices[0], Notice(PARTIAL, told, side=batch.role))
+        return self._factors(batch, 0, rows[is_known], whole, parts, unit=unit, notices=notices)
+
+    def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
+        return explained(query, document, matrix, score, notices=self._drowned(query, document, matrix))
+
+    def _drowned(self, query: Factors, document: Factors, matrix: Array) -> tuple[Notice, ...]:
+        """How many values are smaller than what the embedder alone makes of one text, asked twice."""
+        noise = self.scorer.noise
+        if noise < _ROUNDING:
+            return ()
+        limit = 2 * noise * float(np.linalg.norm(query.embedding)) * float(np.linalg.norm(document.embedding))
+        carried = np.abs(matrix[:, :-1].sum(axis=0))
+        lost = int((carried < limit).sum())
+        told = (
+            f"The embedder gives a text another vector each time, off by {noise:.1e} of its length: values below "
+            f"{limit:.1e} are noise, as {lost} of {len(carried)} of the document are."
+        )
+        return (Notice(METHOD, told, "warning" if lost else "note"),)
 
     def _compared(self, texts: Sequence[Passage], role: Role) -> Vectors:
         """(D, e): the embeddings as the score compares them."""
-        vectors = self.scorer.embed(texts, role).astype(np.float64)
+        return self._directed(self.scorer.embed(texts, role).astype(np.float64))
+
+    def _directed(self, vectors: Vectors) -> Vectors:
         if self.scorer.measure != "cosine":
             return vectors
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)

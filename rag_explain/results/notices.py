@@ -27,6 +27,8 @@ SPELLED = "spelled"
 TRUNCATED = "truncated"
 # Each value is what the score loses without a part: values of another unit are not sums of these.
 LEFT_OUT = "left-out"
+# Not all parts of a text were left out: no more texts could be sent.
+PARTIAL = "partial"
 # Something the method itself says about this pair.
 METHOD = "method"
 
