@@ -31,6 +31,7 @@ from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation, summed
 from rag_explain.results.highlights import Highlights
 from rag_explain.results.notices import cut_sides, merged
+from rag_explain.results.plan import Plan
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.scorers import Scorer, resolve
 from rag_explain.store import Store
@@ -197,6 +198,15 @@ class Explainer(ProcessBound):
         pairs = ((text, None) for text in texts) if ids is None else _named(texts, ids)
         with self.scorer.computing(), _progress(progress, total) as advance:
             return self._planner.precompute(pairs, advance, unit)
+
+    def plan(
+        self, texts: Sequence[str | Passage], *, query: str | Passage | None = None, unit: Unit | None = None
+    ) -> Plan:
+        """How many embeddings `precompute(texts)`, or `explain_many(query, texts)`, will cost: nothing is embedded."""
+        passages = _many(texts, "plan takes a list of texts")
+        asked = None if query is None else as_passage(query)
+        with self.scorer.computing():
+            return self._planner.plan(passages, asked, self.method.grain(unit))
 
     def subspaces(self, query: str, document: str | Passage, slices: Slices) -> dict[str, Explanation]:
         """The explanation of a pair split by named slices of the embedding, which sum to the whole.

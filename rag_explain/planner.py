@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from math import ceil
 from typing import Any, TypeVar
 
 from rag_explain.encoder.batch import Batch
@@ -17,12 +18,15 @@ from rag_explain.errors import BudgetSpent, EmbedderStopped, InvalidInput, Store
 from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method
 from rag_explain.pairing import Placed
+from rag_explain.results.notices import PARTIAL
+from rag_explain.results.plan import Plan
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.scorers.base import Scorer
 from rag_explain.store import KeptFactors, NewFactors, Store, factors_key
 from rag_explain.store.tier import chunks
 from rag_explain.texts.passage import Passage, as_passage
-from rag_explain.texts.tokens import Unit
+from rag_explain.texts.segments import word_spans
+from rag_explain.texts.tokens import Role, Unit
 
 log = logging.getLogger("rag_explain.planner")
 K = TypeVar("K", bound=Hashable)
@@ -40,6 +44,7 @@ _FINER: dict[Unit, tuple[Unit, ...]] = {
 }
 # Documents whose edited texts are embedded together, and what is lost when that fails.
 _EDITED = 16
+_TOKENS_PER_WORD = 4 / 3
 # What is built for a document that is looked at again and again. Words cost nearly as much as tokens, which serve all.
 _BUILT: dict[Unit, Unit] = {"token": "token", "word": "token", "sentence": "sentence"}
 
@@ -176,6 +181,31 @@ class DocumentPlanner:
         failed = failures.unreadable + sum(key in failures.keys - held for key in given)
         return Precomputed(built, sum(key in held for key in given), failed, stopped)
 
+    def plan(self, passages: Sequence[Passage], query: Passage | None, unit: Unit) -> Plan:
+        """What explaining these documents, for this query, would have to embed."""
+        asked = [] if query is None else self._unembedded([query], "query", "word")
+        keys = dict(zip(passages, self._keys(passages, self._scorer.fingerprint, unit), strict=True))
+        kept = self._store.has(list(keys.values()))
+        missing = [passage for passage, key in keys.items() if key not in kept]
+        texts = [
+            *asked,
+            *(text for some in chunks(missing, _WINDOW) for text in self._unembedded(some, "document", unit)),
+        ]
+        return Plan(
+            documents=len(passages),
+            kept=sum(keys[passage] in kept for passage in passages),
+            embeddings=len(set(texts)),
+            characters=sum(len(text) for _, text in set(texts)),
+            tokens=ceil(sum(len(word_spans(text)) for _, text in set(texts)) * _TOKENS_PER_WORD),
+            left=self._scorer.texts_left,
+        )
+
+    def _unembedded(self, passages: Sequence[Passage], role: Role, unit: Unit) -> list[tuple[Role, str]]:
+        """The texts that factors take and that are not at hand."""
+        wanted = self._method.embedded(self._scorer.read(passages, role), unit)
+        found = self._scorer.at_hand(wanted, role)
+        return [(role, passage.string) for passage, vector in zip(wanted, found, strict=True) if vector is None]
+
     def _build_all(
         self,
         texts: Mapping[bytes, Passage],
@@ -256,10 +286,7 @@ class DocumentPlanner:
                     built += zip(some, factor(part.select(some)), strict=True)
                 except EmbedderStopped as error:
                     stopped.append(error)
-                    # Those of which all was embedded before that: it is at hand.
-                    for index in some:
-                        with suppress(EmbedderStopped):
-                            built += zip([index], factor(part.select([index])), strict=True)
+                    built += self._complete(part, some, unit)
                     break
             return [NewFactors(mine[index], one, owners.get(mine[index], ())) for index, one in built]
 
@@ -267,6 +294,14 @@ class DocumentPlanner:
         if stopped:
             raise stopped[0]
         return found
+
+    def _complete(self, batch: Batch, some: Sequence[int], unit: Unit) -> Iterator[tuple[int, Factors]]:
+        """The factors of those documents of which all was embedded before something stopped: it is at hand."""
+        for index in some:
+            with suppress(EmbedderStopped):
+                factors = self._method.partial(batch.select([index]), unit)
+                if all(notice.code != PARTIAL for notice in factors.notices):
+                    yield index, factors
 
     def _buckets(self, batch: Batch, rows: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
         """Which texts of a batch are computed together; `rows` as `Batch.buckets` takes it."""

@@ -19,7 +19,7 @@ LAYERS = """
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.explanation results.highlights results.evidence
-    results.contrast results.comparison results.hits results.precomputed results
+    results.contrast results.comparison results.hits results.precomputed results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch

@@ -152,8 +152,12 @@ class Method(ABC):
             for index, factors in enumerate(self.token_factors(batch))
         ]
 
+    def embedded(self, batch: Batch, unit: Unit) -> list[Passage]:
+        """The texts that are embedded for the factors of a batch."""
+        raise InvalidInput(f"{self.name} sends no texts to be embedded: there is nothing to plan")
+
     def partial(self, batch: Batch, unit: Unit) -> Factors:
-        """The factors of a single text as far as they can be told from what was computed; never kept."""
+        """The factors of a single text as far as they can be told from what was computed: a notice says where not."""
         raise InvalidInput(f"{self.name} has no factors of a part of a text")
 
     def passes(self, batch: Batch, unit: Unit) -> list[int] | None:

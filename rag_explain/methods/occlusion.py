@@ -75,6 +75,9 @@ class Occlusion(Method):
             found.append(self._factors(batch, index, text.rows(whole, less), whole, text.parts, unit=unit))
         return found
 
+    def embedded(self, batch: Batch, unit: Unit) -> list[Passage]:
+        return [string for index in range(len(batch)) for string in Occluded(batch, index, self.grain(unit)).strings]
+
     def partial(self, batch: Batch, unit: Unit) -> Factors:
         text = Occluded(batch, 0, unit := self.grain(unit))
         found = self.scorer.at_hand(text.strings, batch.role)
@@ -83,13 +86,14 @@ class Occlusion(Method):
         unknown = np.full_like(found[0], np.nan)
         whole, *less = self._directed(np.stack([unknown if one is None else one for one in found]).astype(np.float64))
         rows = text.rows(whole, less)
-        is_known: NDArray[np.bool_] = np.isfinite(rows).all(axis=1)
+        is_known = [bool(np.isfinite(row).all()) for row in rows]
         parts = tuple(compress(text.parts, is_known))
         told = (
             f"Only {len(parts)} of {len(text.parts)} {unit}s were left out, since max_calls is spent: what the others "
             "carry is with what belongs to no part."
         )
-        notices = (*batch.notices[0], Notice(PARTIAL, told, side=batch.role))
+        missing = () if all(is_known) else (Notice(PARTIAL, told, side=batch.role),)
+        notices = (*batch.notices[0], *missing)
         return self._factors(batch, 0, rows[is_known], whole, parts, unit=unit, notices=notices)
 
     def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:

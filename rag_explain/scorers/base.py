@@ -90,6 +90,11 @@ class Scorer(ABC):
         return [None] * len(passages)
 
     @property
+    def texts_left(self) -> int | None:
+        """How many texts may still be embedded; None: there is no limit."""
+        return None
+
+    @property
     def encoder(self) -> Encoder:
         """The torch model whose embedding is taken apart."""
         raise InvalidInput(f"{self.name} has no embedding to be taken apart: use {self._own_methods}")

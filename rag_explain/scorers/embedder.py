@@ -8,6 +8,7 @@ what is sent anyway, once an hour: a model that answers otherwise is another one
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -76,6 +77,7 @@ class BlackBox(Scorer, ProcessBound):
         self.methods = ("occlusion",)
         self.budget = Budget(max_calls)
         self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(self._concurrency)  # of all threads together
         self._kept: OrderedDict[Key, Vector] = OrderedDict()
         self._width: int | None = None
         self._changed: str | None = None
@@ -139,6 +141,10 @@ class BlackBox(Scorer, ProcessBound):
         found = self._at_hand(keys)
         return [found.get(key) for key in keys]
 
+    @property
+    def texts_left(self) -> int | None:
+        return None if math.isinf(left := self.budget.left) else int(left)
+
     def _key(self, text: str, role: Role) -> Key:
         return (role if self._source.has_roles else "document"), text
 
@@ -186,7 +192,7 @@ class BlackBox(Scorer, ProcessBound):
     def _asked(self, keys: Sequence[Key]) -> dict[Key, Vector]:
         """What the source gives for texts of one role, checked."""
         role, texts = keys[0][0], [text for _, text in keys]
-        with in_words(EmbeddingFailed, f"{self.name} failed"):
+        with self._slots, in_words(EmbeddingFailed, f"{self.name} failed"):
             given = self._source.call(texts, role, self.budget)
             vectors = np.array(given, dtype=np.float32)  # a copy: a function may use its memory again
         if vectors.ndim != 2 or len(vectors) != len(texts) or not vectors.size:

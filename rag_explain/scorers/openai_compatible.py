@@ -108,16 +108,16 @@ class OpenAICompatible(ProcessBound):
     def _wait(self, state: Any) -> float:
         error = state.outcome.exception()
         grown: float = self._tenacity.wait_random_exponential(self._first_wait, _LONGEST_WAIT)(state)
-        return min(max(grown, error.after), _LONGEST_WAIT)
+        return float(min(max(grown, error.after), _LONGEST_WAIT))
 
     def _answer(self, texts: list[str]) -> Any:
         """What the service says, as plain data."""
-        wanted = {"model": self.model, "input": texts, "encoding_format": "float"}
+        wanted: dict[str, Any] = {"model": self.model, "input": texts, "encoding_format": "float"}
         wanted |= {} if self._dimensions is None else {"dimensions": self._dimensions}
         try:
             response = self._client.post(self._address, json=wanted, headers=self._headers())
         except self._http.TransportError as error:
-            raise _TryAgain(self._told(f"cannot be reached ({type(error).__name__})")) from None
+            raise _TryAgain(self._told(f"does not answer ({type(error).__name__}): is that the address?")) from None
         if response.status_code == 200:
             try:
                 return response.json()
@@ -129,7 +129,7 @@ class OpenAICompatible(ProcessBound):
         status, said = response.status_code, _said(response)
         quote = f"({status}{': ' if said else ''}{self._without_key(said)})"
         if status in _BUSY and "insufficient_quota" not in said:
-            return _TryAgain(self._told(f"is busy {quote}"), _seconds(response.headers.get("retry-after")))
+            return _TryAgain(self._told(f"is busy {quote}: go on later"), _seconds(response.headers.get("retry-after")))
         if status in _REFUSED or status in _BUSY:
             hint = f": set the environment variable {self._key_from or _KEY}" if status in (401, 403) else ""
             return EmbedderStopped(self._told(f"{_REFUSED.get(status, 'has no quota left')} {quote}{hint}"))
@@ -159,11 +159,13 @@ class OpenAICompatible(ProcessBound):
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             told = self._told(f"does not give one vector for each of {count} texts ({first_line(error)})")
             raise EmbeddingFailed(told) from None
-        widths = {len(vector) for vector in vectors}
-        if len(found) != count or len(widths) != 1 or widths - {self._dimensions or widths.copy().pop()}:
-            wanted = f"{self._dimensions} dimensions" if self._dimensions else "the same number of dimensions"
-            told = f"does not give one vector of {wanted} for each text, but {len(found)} of {sorted(widths)}"
-            raise EmbeddingFailed(self._told(told))
+        if len(found) != count:
+            raise EmbeddingFailed(self._told(f"gives {len(found)} vectors for {count} texts"))
+        widths = sorted({len(vector) for vector in vectors})
+        if len(widths) > 1:
+            raise EmbeddingFailed(self._told(f"gives vectors of different lengths ({widths}) at once"))
+        if self._dimensions not in (None, *widths):
+            raise EmbeddingFailed(self._told(f"gives {widths[0]} dimensions when asked for {self._dimensions}"))
         return np.stack(vectors)
 
 

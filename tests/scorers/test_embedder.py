@@ -347,6 +347,27 @@ def test_hits_are_explained_as_far_as_the_budget_goes_and_no_search_fails(tmp_pa
     assert record.hits[0].explanation is not None
 
 
+@pytest.mark.parametrize("unit", ["sentence", "word"])
+def test_the_plan_is_what_is_then_paid(unit: Any, tmp_path: Path) -> None:
+    asked = Asked()
+    with Explainer(asked, store=tmp_path, max_calls=500) as explainer:
+        explainer.precompute(CORPUS[:2], unit=unit, progress=False)
+        sent = len(asked.texts)
+        texts = [*CORPUS, DOCUMENT, DOCUMENT]
+        plan = explainer.plan(texts, query=QUERY, unit=unit)
+        assert len(asked.texts) == sent
+        assert (plan.documents, plan.kept, plan.left) == (7, 2, 500 - sent)
+        explainer.explain_many(QUERY, texts, unit=unit)
+        paid = asked.texts[sent:]
+        assert (plan.embeddings, plan.characters) == (len(paid), sum(map(len, paid)))
+        assert plan.characters / 6 < plan.tokens < plan.characters / 2
+        again = explainer.plan(texts, query=QUERY, unit=unit)
+        assert (again.embeddings, again.kept) == (0, 7)
+        assert str(plan).startswith(f"{plan.embeddings} embeddings")
+    with pytest.raises(InvalidInput, match="bilrp sends no texts"):
+        Explainer(tiny("bert")).plan(CORPUS)
+
+
 def test_it_says_what_it_is() -> None:
     explainer = Explainer(ForChains(Asked()))
     assert explainer.scorer.name == "ForChains tiny-2"
