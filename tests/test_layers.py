@@ -34,7 +34,7 @@ LAYERS = """
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.occlusion methods.integration_path
     methods.jacobian methods.baselines methods.bti methods.alignment methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
-    planner query explainer
+    ski_rental planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.pgvector retrieval.engines.qdrant
     retrieval.engines retrieval.stages retrieval.sharing retrieval.search retrieval.truth retrieval.adapter
