@@ -31,8 +31,9 @@ LAYERS = """
     scorers.base scorers.budget scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
     scorers.multi_vector scorers.checks scorers
     evidence
-    methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.occlusion methods.integration_path
-    methods.jacobian methods.baselines methods.bti methods.alignment methods.slices methods
+    methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.parts methods.occlusion
+    methods.shapley methods.integration_path methods.jacobian methods.baselines methods.bti methods.alignment
+    methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
     ski_rental planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss

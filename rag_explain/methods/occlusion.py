@@ -18,20 +18,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import BudgetSpent
 from rag_explain.factors import Array, Factors
 from rag_explain.methods.base import ExplainedPair, Method, explained
+from rag_explain.methods.parts import Parts, Vectors
 from rag_explain.results.notices import LEFT_OUT, METHOD, PARTIAL, Notice
 from rag_explain.scorers.checks import PROBE
-from rag_explain.texts.edits import is_empty, without
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Role, Token, Unit
-from rag_explain.texts.units import WHOLE, text_units
+from rag_explain.texts.units import WHOLE
 
-Vectors = NDArray[np.float64]
 _ROUNDING = 1e-6  # less than this is no noise that anybody sees in a score
 _TOLD = Notice(
     LEFT_OUT,
@@ -39,6 +37,22 @@ _TOLD = Notice(
     "sentence, and what is left over belongs to no part, so that the sum checks nothing.",
     "note",
 )
+
+
+class Occluded(Parts):
+    """A text without each of its parts."""
+
+    def __init__(self, batch: Batch, index: int, unit: Unit) -> None:
+        super().__init__(batch, index, unit)
+        less = [self.without([number]) for number in range(len(self.parts))]
+        self._is_left = [string is not None for string in less]
+        self.strings += [string for string in less if string is not None]
+
+    def rows(self, vectors: Sequence[Vectors]) -> tuple[Vectors, None]:
+        whole, *less = vectors
+        embedded = iter(less)
+        rows = [whole - next(embedded) if is_left else whole for is_left in self._is_left]
+        return np.array(rows).reshape(len(self.parts), len(whole)), None
 
 
 class Occlusion(Method):
@@ -61,31 +75,37 @@ class Occlusion(Method):
         """Refuse a scorer that gives no vector per text."""
         self.scorer.embed([PROBE], "document")
 
+    def edits_of(self, batch: Batch, index: int, unit: Unit) -> Parts:
+        """The texts to embed for one text of a batch, and how its rows are made from them."""
+        return Occluded(batch, index, unit)
+
     def whole(self, query: Batch) -> Factors:
         (vector,) = self._compared([query.passages[0]], query.role)
         return self._factors(query, 0, vector[None], vector, (WHOLE,), unit="whole")
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
         unit = self.grain(unit)
-        texts = [Occluded(batch, index, unit) for index in range(len(batch))]
+        texts = [self.edits_of(batch, index, unit) for index in range(len(batch))]
         vectors = self._compared([string for text in texts for string in text.strings], batch.role)
         found, first = [], 0
         for index, text in enumerate(texts):
-            whole, *less = vectors[first : (first := first + len(text.strings))]
-            found.append(self._factors(batch, index, text.rows(whole, less), whole, text.parts, unit=unit))
+            own = vectors[first : (first := first + len(text.strings))]
+            rows, references = text.rows(own)
+            found.append(self._factors(batch, index, rows, own[0], text.parts, unit=unit, references=references))
         return found
 
     def embedded(self, batch: Batch, unit: Unit) -> list[Passage]:
-        return [string for index in range(len(batch)) for string in Occluded(batch, index, self.grain(unit)).strings]
+        texts = [self.edits_of(batch, index, self.grain(unit)) for index in range(len(batch))]
+        return [string for text in texts for string in text.strings]
 
     def partial(self, batch: Batch, unit: Unit) -> Factors:
-        text = Occluded(batch, 0, unit := self.grain(unit))
+        text = self.edits_of(batch, 0, unit := self.grain(unit))
         found = self.scorer.at_hand(text.strings, batch.role)
         if found[0] is None:
             raise BudgetSpent("max_calls is spent before all texts were embedded: raise it to go on with what is known")
         unknown = np.full_like(found[0], np.nan)
-        whole, *less = self._directed(np.stack([unknown if one is None else one for one in found]).astype(np.float64))
-        rows = text.rows(whole, less)
+        vectors = self._directed(np.stack([unknown if one is None else one for one in found]).astype(np.float64))
+        rows, references = text.rows(vectors)
         is_known = [bool(np.isfinite(row).all()) for row in rows]
         parts = tuple(compress(text.parts, is_known))
         told = (
@@ -93,11 +113,18 @@ class Occlusion(Method):
             "carry is with what belongs to no part."
         )
         missing = () if all(is_known) else (Notice(PARTIAL, told, side=batch.role),)
-        notices = (*batch.notices[0], *missing)
-        return self._factors(batch, 0, rows[is_known], whole, parts, unit=unit, notices=notices)
+        more = {"notices": (*batch.notices[0], *missing), "references": references}
+        return self._factors(batch, 0, rows[is_known], vectors[0], parts, unit=unit, **more)
 
     def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
-        return explained(query, document, matrix, score, notices=self._drowned(query, document, matrix))
+        sides = (("query", query, document), ("document", document, query))
+        errors = {
+            f"{side} {name}": value * float(np.linalg.norm(other.embedding))
+            for side, own, other in sides
+            for name, value in (own.references or {}).items()
+        }
+        notices = self._drowned(query, document, matrix)
+        return explained(query, document, matrix, score, notices=notices, references=errors or None)
 
     def _drowned(self, query: Factors, document: Factors, matrix: Array) -> tuple[Notice, ...]:
         """How many values are smaller than what the embedder alone makes of one text, asked twice."""
@@ -130,42 +157,3 @@ class Occlusion(Method):
         numbers = {"rows": rows, "rest": whole - rows.sum(axis=0), "embedding": whole, "norm": np.ones(())}
         given = {name: torch.as_tensor(values) for name, values in numbers.items()}
         return self.build(batch, index, **given, tokens=parts, **more)
-
-
-class Occluded:
-    """A text as it was read, and the same text without each of its parts.
-
-    What was cut off at the end of the encoder's window stays off: else leaving out a sentence would bring in another.
-
-    Attributes:
-        parts: the words or sentences that were read.
-        strings: what is embedded: the text, and the text without each part, but for those in which nothing is left.
-    """
-
-    def __init__(self, batch: Batch, index: int, unit: Unit) -> None:
-        passage, tokens, is_cut = batch.passages[index], batch.tokens[index], batch.truncated[index]
-        self.parts, _ = text_units(tokens, passage.text, unit, truncated=is_cut)
-        read, shift = _read(batch, index) if is_cut else (passage, 0)
-        before, after = read.around
-        self._is_left: list[bool] = []
-        self.strings = [passage]
-        for part in self.parts:
-            text = without(read.text, [(part.start - shift, part.end - shift)])
-            self._is_left.append(not is_empty(before + text + after))
-            if self._is_left[-1]:
-                self.strings.append(Passage(before + text + after, len(before), len(before) + len(text)))
-
-    def rows(self, whole: Vectors, less: Sequence[Vectors]) -> Vectors:
-        """(n, e): what each part adds, from the embeddings of `strings`."""
-        embedded = iter(less)
-        rows = [whole - next(embedded) if is_left else whole for is_left in self._is_left]
-        return np.array(rows).reshape(len(self.parts), len(whole))
-
-
-def _read(batch: Batch, index: int) -> tuple[Passage, int]:
-    """What the encoder read of a text and of its metadata, and where in the text that begins."""
-    passage, tokens = batch.passages[index], batch.tokens[index]
-    spans = [span for span, one in zip(batch.spans[index], tokens, strict=True) if one.part in ("text", "metadata")]
-    first, last = min(start for start, _ in spans), max(end for _, end in spans)
-    start, end = max(passage.start, first), min(passage.end, last)
-    return Passage(passage.string[first:last], start - first, end - first), start - passage.start

@@ -74,7 +74,7 @@ class BlackBox(Scorer, ProcessBound):
         self._source, self.name, self.measure = source, name or source.name, measure
         self._batch_size = _positive(batch_size, source.batch_size, "batch_size")
         self._concurrency = _positive(concurrency, source.concurrency, "concurrency")
-        self.methods = ("occlusion",)
+        self.methods = ("occlusion", "shapley")
         self.budget = Budget(max_calls)
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(self._concurrency)  # of all threads together

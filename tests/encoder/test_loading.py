@@ -136,7 +136,7 @@ def test_xlnet_is_refused_with_what_to_do(tmp_path: Path) -> None:
             explained.add(method)
         except UnsupportedModel as error:
             assert "use pooled or alignment" in str(error)  # noqa: PT017  # which methods refuse is the question
-    assert explained == {"pooled", "alignment", "occlusion", "random"}
+    assert explained == {"pooled", "alignment", "occlusion", "random", "shapley"}
 
 
 class Failing(nn.Module):

@@ -104,4 +104,4 @@ def test_a_method_that_cannot_explain_a_model_refuses_when_it_is_made(name: str)
     else:
         explainer.explain(QUERY, DOCUMENT)
         # They do not follow the model to its embedding, or do not look inside.
-        assert name in ("alignment", "bti", "embeddings", "occlusion", "random")
+        assert name in ("alignment", "bti", "embeddings", "occlusion", "random", "shapley")

@@ -121,7 +121,7 @@ def test_a_static_model_of_sentence_transformers_is_explained_though_it_has_no_b
     assert explanation.method == "occlusion"
     a, b = model.encode(["cat moon", DOCUMENT]).astype(float)
     assert explanation.score == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-6)
-    with pytest.raises(InvalidInput, match="use occlusion"):
+    with pytest.raises(InvalidInput, match="use occlusion, shapley"):
         Explainer(model, "bilrp")
 
 
@@ -200,7 +200,7 @@ def test_what_gives_no_vectors_is_refused_in_a_sentence(embed: Any, reason: str)
 
 def test_what_cannot_be_asked_of_it_is_refused_in_words() -> None:
     explainer = Explainer(Asked())
-    with pytest.raises(InvalidInput, match="no embedding to be taken apart: use occlusion"):
+    with pytest.raises(InvalidInput, match="no embedding to be taken apart: use occlusion, shapley"):
         Explainer(Asked(), "bilrp")
     with pytest.raises(InvalidInput, match="no vectors of tokens"):
         explainer.evidence(QUERY, DOCUMENT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,3 +49,13 @@ def matrix(
         found[-1, j] = whole - score(q, without_j, measure) - found[:-1, j].sum()
     found[-1, -1] = whole - found.sum()
     return found
+
+
+def shapley(values: dict[frozenset[int], NDArray[np.float64]], n: int) -> NDArray[np.float64]:
+    """(n, e): what each of n parts adds, the mean over all n! orders of them; `values` are those of all subsets."""
+    found = np.zeros((n, len(values[frozenset(range(n))])))
+    orders = list(permutations(range(n)))
+    for order in orders:
+        for place, part in enumerate(order):
+            found[part] += values[frozenset(order[: place + 1])] - values[frozenset(order[:place])]
+    return found / len(orders)
