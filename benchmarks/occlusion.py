@@ -2,11 +2,11 @@
 
     python benchmarks/occlusion.py --data FOLDER [--limit 120] [--json benchmarks/results/occlusion.json]
 
-FOLDER holds `xquad/xquad.en.json`: questions and the paragraphs that answer them. Of each method, the share of the score
-that is lost when the top fifth of a paragraph's words is left out, and when its best sentence is; and how many embeddings
-of texts its factors take (for methods that look inside the model: what they take in plain encodes is in
-`benchmarks/precompute.py`). Articles of even number are apart from those of odd number, so that what is chosen on the
-first half can be reported on the second. "best possible" tries every sentence.
+FOLDER holds `xquad/xquad.en.json`: questions and the paragraphs that answer them. Of each method, the share of the
+score that is lost when the top fifth of a paragraph's words is left out, and when its best sentence is; and how many
+embeddings of texts its factors take (what methods that look inside the model take is in `benchmarks/precompute.py`).
+Articles of even number are apart from those of odd number, so that what is chosen on the first half can be reported on
+the second. "best possible" tries every sentence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rag_explain import Explainer, Explanation
 from rag_explain.texts.edits import is_empty, without
 from rag_explain.texts.segments import Span, part_spans, sentence_spans
 
-WORD_METHODS: tuple[dict[str, Any], ...] = (
+METHODS: tuple[dict[str, Any], ...] = (
     {"method": "bilrp"},
     {"method": "ij"},
     {"method": "occlusion"},
@@ -40,13 +40,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=120, help="questions, of all there are")
     parser.add_argument("--model", default="all-MiniLM-L6-v2")
+    parser.add_argument("--methods", nargs="*", help="only these of the methods")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     cases = questions(arguments.data / "xquad" / "xquad.en.json", arguments.limit)
     scorer = Explainer(arguments.model).scorer
-    found = [measured(scorer, options, cases) for options in WORD_METHODS] + [best_possible(scorer, cases)]
-    for row in found:
-        print(json.dumps(row))
+    found = [best_possible(scorer, cases)]
+    for options in METHODS:
+        if not arguments.methods or options["method"] in arguments.methods:
+            print(json.dumps(found[-1]), flush=True)
+            found.append(measured(scorer, options, cases))
+    print(json.dumps(found[-1]))
     if arguments.json is not None:
         command = f"python benchmarks/occlusion.py {' '.join(sys.argv[1:])}"
         text = json.dumps({"command": command, "rows": found}, indent=1)

@@ -48,7 +48,7 @@ class Occluded(Parts):
         self._is_left = [string is not None for string in less]
         self.strings += [string for string in less if string is not None]
 
-    def rows(self, vectors: Sequence[Vectors]) -> tuple[Vectors, None]:
+    def rows(self, vectors: Vectors) -> tuple[Vectors, None]:
         whole, *less = vectors
         embedded = iter(less)
         rows = [whole - next(embedded) if is_left else whole for is_left in self._is_left]

@@ -1,6 +1,6 @@
 """A text, and the same text without some of its parts: what methods that edit texts embed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ class Parts:
         string = before + text + after
         return None if is_empty(string) else Passage(string, len(before), len(before) + len(text))
 
-    def rows(self, vectors: Sequence[Vectors]) -> tuple[Vectors, Mapping[str, float] | None]:
+    def rows(self, vectors: Vectors) -> tuple[Vectors, Mapping[str, float] | None]:
         """(n, e): what each part adds, from the embeddings of `strings`; and how far that can be trusted."""
         raise NotImplementedError
 

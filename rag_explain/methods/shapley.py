@@ -13,7 +13,7 @@ one) for which that is worst.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import comb, sqrt
 from typing import Any
 
@@ -75,7 +75,7 @@ class Shared(Parts):
         self._place[subset] = None if string is None else len(self.strings)
         self.strings += [] if string is None else [string]
 
-    def rows(self, vectors: Sequence[Vectors]) -> tuple[Vectors, dict[str, float] | None]:
+    def rows(self, vectors: Vectors) -> tuple[Vectors, dict[str, float] | None]:
         nothing = np.zeros_like(vectors[0])
         values = {subset: nothing if at is None else vectors[at] for subset, at in self._place.items()}
         if self._is_exact:
