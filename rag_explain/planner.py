@@ -40,7 +40,7 @@ _FINER: dict[Unit, tuple[Unit, ...]] = {
     "word": ("word", "token"),
     "sentence": ("sentence", "word", "token"),
 }
-# Documents whose edited texts are embedded together, and what is lost when that fails.
+# Documents whose edited texts are embedded together, by sentence; by word each has enough of its own.
 _EDITED = 16
 _TOKENS_PER_WORD = 4 / 3
 # What is built for a document that is looked at again and again. Words cost nearly as much as tokens, which serve all.
@@ -219,7 +219,7 @@ class DocumentPlanner:
             return built
         try:
             batch, order = self._scorer.read(list(texts.values()), "document"), list(texts)
-            for bucket in self._buckets(batch):
+            for bucket in self._buckets(batch, unit):
                 wanted = [order[index] for index in bucket]
                 found = self._build(order, batch, wanted, owners, unit)
                 built += [key for key, one in found.items() if one.tier == "built"]
@@ -279,7 +279,7 @@ class DocumentPlanner:
         def compute(mine: list[bytes]) -> list[NewFactors]:
             part = batch.select([position[key] for key in mine])
             built = list[tuple[int, Factors]]()
-            for some in self._buckets(part, self._method.passes(part, unit)):
+            for some in self._buckets(part, unit, self._method.passes(part, unit)):
                 try:
                     built += zip(some, factor(part.select(some)), strict=True)
                 except EmbedderStopped as error:
@@ -301,9 +301,11 @@ class DocumentPlanner:
                 if all(notice.code != PARTIAL for notice in factors.notices):
                     yield index, factors
 
-    def _buckets(self, batch: Batch, rows: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
+    def _buckets(self, batch: Batch, unit: Unit, rows: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
         """Which texts of a batch are computed together; `rows` as `Batch.buckets` takes it."""
-        return chunks(range(len(batch)), _EDITED) if self._method.edits else batch.buckets(BUCKET_TOKENS, rows)
+        if self._method.edits:
+            return chunks(range(len(batch)), _EDITED if unit == "sentence" else 1)
+        return batch.buckets(BUCKET_TOKENS, rows)
 
     def _keys(self, passages: Sequence[Passage], fingerprint: str, unit: Unit) -> list[bytes]:
         name, settings = self._method.name, {**self._method.settings, "unit": unit}

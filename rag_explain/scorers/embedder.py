@@ -2,7 +2,7 @@
 
 What can be known of it is measured when it is made, with four short texts in each role and one of them again: how its
 vectors look, how far two vectors of one text are apart (its noise), and who it is. Afterwards a probe goes along with
-what is sent anyway, once an hour: a model that answers otherwise is another one.
+what is sent anyway, once an hour or a thousand texts: a model that answers otherwise is another one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Key = tuple[Role, str]
 
 # Vectors that are kept at hand: what is asked for twice is sent once. 24 MB at 1536 dimensions.
 _KEPT = 4096
-_EVERY = 3600.0  # seconds after which a probe is sent along again
+_EVERY, _EVERY_TEXTS = 3600.0, 1000  # seconds, or texts, after which a probe is sent along again
 # Servers compute the last digits otherwise each time, with whatever else is in their batch.
 _ROUNDING = 1e-3
 _MOST_NOISE = 0.25
@@ -84,7 +84,7 @@ class BlackBox(Scorer, ProcessBound):
         self._probed, self.noise = self._measured()
         self._kept.update(self._probed)
         self.tolerance = max(_ROUNDING, 4 * self.noise)
-        self._next_look = time.monotonic() + _EVERY
+        self._next_look, self._next_count = self._after()
         self._digest = hashlib.blake2b(repr((source.name, measure, self._width)).encode(), digest_size=16).hexdigest()
 
     @property
@@ -222,12 +222,16 @@ class BlackBox(Scorer, ProcessBound):
         return found, noise
 
     def _with_probe(self, keys: Sequence[Key]) -> list[Key]:
-        """The texts, and a probe along with them once an hour."""
+        """The texts, and now and then a probe along with them."""
         with self._lock:
-            if time.monotonic() < self._next_look:
+            if time.monotonic() < self._next_look and self.budget.sent < self._next_count:
                 return list(keys)
-            self._next_look = time.monotonic() + _EVERY
+            self._next_look, self._next_count = self._after()
         return [self._key(TEXTS[0], keys[0][0]), *keys]
+
+    def _after(self) -> tuple[float, int]:
+        """When a probe is to be sent along: at this time, or when so many texts were sent."""
+        return time.monotonic() + _EVERY, self.budget.sent + _EVERY_TEXTS
 
     def _look(self, found: dict[Key, Vector]) -> None:
         """Compare a probe that was sent along with what was given for it when this was made."""

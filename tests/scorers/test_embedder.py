@@ -271,6 +271,9 @@ def test_a_model_that_changes_while_it_is_used_is_noticed_by_a_probe_sent_along(
     assert asked.calls[-1] == ("query", [TEXTS[0], "a dog", "dog", "a"])
     explainer.explain("the moon", DOCUMENT)
     assert TEXTS[0] not in asked.calls[-1][1]
+    scorer._next_count = 0  # many texts were sent
+    explainer.explain("the sun", DOCUMENT)
+    assert TEXTS[0] in asked.calls[-1][1]
     asked.shift, scorer._next_look = 0.1, 0.0
     with pytest.raises(ModelChanged, match="another vector than then"):
         explainer.explain("a bridge", DOCUMENT)
