@@ -34,7 +34,8 @@ from rag_explain import Explainer, Explanation
 from rag_explain.encoder import loading as models
 from rag_explain.factors import Factors
 from rag_explain.pairing import Placed, multiply
-from rag_explain.planner import DocumentPlanner, SkiRental
+from rag_explain.planner import DocumentPlanner
+from rag_explain.ski_rental import SkiRental
 from rag_explain.store import NewFactors, Store
 from rag_explain.store.codec import decode, encode
 from rag_explain.store.memory import Memory

@@ -31,6 +31,18 @@ class ModelChanged(InvalidInput):
         return cls(f"the model was changed after the Explainer was made ({what}): make a new one")
 
 
+class EmbeddingFailed(RagExplainError):
+    """What embeds strings for us failed, or gave something else than one vector for each of them."""
+
+
+class EmbedderStopped(EmbeddingFailed):
+    """What embeds strings cannot be asked any more for now, for any text."""
+
+
+class BudgetSpent(EmbedderStopped):
+    """No more texts may be sent to what embeds them: `max_calls` is spent."""
+
+
 class CheckFailed(RagExplainError):
     """Sum of rows + rest missed the embedding by more than the tolerance: the explanation would be wrong."""
 

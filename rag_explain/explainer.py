@@ -21,6 +21,7 @@ from rag_explain.errors import InvalidInput, ProcessBound, RagExplainError, Unsu
 from rag_explain.evidence import Backend, find_evidence
 from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method, make
+from rag_explain.methods.base import by_unit
 from rag_explain.methods.slices import Slices, split
 from rag_explain.planner import BUCKET_TOKENS, DocumentPlanner
 from rag_explain.probes import Probes
@@ -28,21 +29,22 @@ from rag_explain.query import PreparedQuery
 from rag_explain.results.comparison import Compared, Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.evidence import Evidence
-from rag_explain.results.explanation import Explanation, summed
+from rag_explain.results.explanation import Explanation
 from rag_explain.results.highlights import Highlights
-from rag_explain.results.notices import cut_sides, merged
+from rag_explain.results.notices import merged
+from rag_explain.results.plan import Plan
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.scorers import Scorer, resolve
 from rag_explain.store import Store
 from rag_explain.texts.passage import Passage, as_passage, as_passages, check_id
-from rag_explain.texts.tokens import Role, Token, Unit, known_unit
-from rag_explain.texts.units import Index, text_units
+from rag_explain.texts.tokens import Role, Unit, known_unit
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 
 T = TypeVar("T")
 Names = Sequence[str | None]
+Embeds = Callable[..., Any] | object  # a function that embeds strings, or an object with methods that do
 
 # Hits of one query may be explained one by one when they are looked at: what the query needs is kept that long.
 _RECENT_QUERIES = 32
@@ -60,11 +62,14 @@ class Explainer(ProcessBound):
 
     Args:
         model: a name, a folder, or a loaded SentenceTransformer or MultiVectorEncoder, whose weights are then shared;
-            or another explainer's `scorer`.
+            or another explainer's `scorer`; or anything that embeds strings: a function `embed(texts)` or
+            `embed(texts, role=...)`, an embedding object of LangChain or LlamaIndex, a static model, or a service as
+            "openai-compatible:URL#model", whose key is in the environment variable OPENAI_API_KEY.
         method: a name from docs/methods.md; None: the scorer's first.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
         store: a folder in which documents' factors are kept, or a `Store`; None keeps them in memory only.
+        max_calls: how many texts are sent at most to something that only embeds strings, retries included.
         options: options of the method; an unknown one raises.
     """
 
@@ -72,15 +77,16 @@ class Explainer(ProcessBound):
 
     def __init__(
         self,
-        model: str | Path | SentenceTransformer | MultiVectorEncoder | Scorer,
+        model: str | Path | SentenceTransformer | MultiVectorEncoder | Scorer | Embeds,
         method: str | type[Method] | None = None,
         *,
         layer: int | None = None,
         device: str | None = None,
         store: str | Path | Store | None = None,
+        max_calls: int | None = None,
         **options: Any,
     ) -> None:
-        self.scorer = resolve(model, device)
+        self.scorer = resolve(model, device, max_calls)
         with in_words(InvalidInput, f"the method {method or self.scorer.methods[0]} cannot be made with these options"):
             self.method = make(method, self.scorer, layer, options)
         self._prepared = lru_cache(_RECENT_QUERIES)(partial(PreparedQuery, self.method))
@@ -94,32 +100,37 @@ class Explainer(ProcessBound):
         self.store = store if isinstance(store, Store) else Store(store)
         self._planner = DocumentPlanner(self.scorer, self.method, self.store)
 
-    def explain(self, query: str, document: str | Passage, *, unit: Unit = "token") -> Explanation:
+    def explain(self, query: str, document: str | Passage, *, unit: Unit | None = None) -> Explanation:
         """Why `document` scores what it does for `query`."""
         return self.explain_many(query, [document], unit=unit)[0]
 
     def explain_many(
-        self, query: str, documents: Sequence[str | Passage], *, unit: Unit = "token", ids: Names | None = None
+        self, query: str, documents: Sequence[str | Passage], *, unit: Unit | None = None, ids: Names | None = None
     ) -> list[Explanation]:
         """One explanation per document, in the order given; what the query needs is computed once.
 
         Documents that the store has are explained by one product. `unit` is what the cells are of: tokens, words, or
-        sentences of the document and words of the query. `ids` are the caller's names of the documents, under which
-        `store.forget(ids)` erases what is kept of them.
+        sentences of the document and words of the query; None is the method's own choice, which is tokens for all but
+        `occlusion`. `ids` are the caller's names of the documents, under which `store.forget(ids)` erases what is kept
+        of them.
         """
         passages = _many(documents, "explain_many takes a list of documents: use explain for one")
-        return self._explained(query, passages, known_unit(unit), ids)
+        return self._explained(query, passages, self.method.grain(unit), ids)
 
-    def highlight(self, query: str, document: str | Passage) -> Highlights:
-        """What each word of `document` carries over the whole query: the score, split by its words."""
-        return self.highlight_many(query, [document])[0]
+    def highlight(self, query: str, document: str | Passage, *, unit: Unit | None = None) -> Highlights:
+        """What each word of `document` carries over the whole query: the score, split by its words.
+
+        With `occlusion` what is lost without each sentence, unless words are asked for.
+        """
+        return self.highlight_many(query, [document], unit=unit)[0]
 
     def highlight_many(
-        self, query: str, documents: Sequence[str | Passage], *, ids: Names | None = None
+        self, query: str, documents: Sequence[str | Passage], *, unit: Unit | None = None, ids: Names | None = None
     ) -> list[Highlights]:
         """Highlights of each document, in the order given: one cotangent each, where pairs take one per query word."""
         passages = _many(documents, "highlight_many takes a list of documents: use highlight for one")
-        return [Highlights.of(one) for one in self._explained(query, passages, "word", ids, whole=self.method.linear)]
+        grain = self.method.grain(unit if unit or self.method.edits else "word")
+        return [Highlights.of(one) for one in self._explained(query, passages, grain, ids, whole=self.method.linear)]
 
     def _explained(
         self, query: str, passages: tuple[Passage, ...], unit: Unit, ids: Names | None, *, whole: bool = False
@@ -138,7 +149,7 @@ class Explainer(ProcessBound):
             prepared = self._prepared(asked, fingerprint).by("whole" if whole else grouped)
             planned = self._planner.explain(prepared, passages, ids, grouped)
         explanations = [
-            self._explanation(query, passage, _by_unit(pair, passage, grouped), fingerprint, probes)
+            self._explanation(query, passage, by_unit(pair, passage, grouped), fingerprint, probes)
             for passage, pair in zip(passages, planned, strict=True)
         ]
         return explanations if unit == grouped else [one.grouped(unit) for one in explanations]
@@ -180,13 +191,22 @@ class Explainer(ProcessBound):
             raise InvalidInput("precompute takes a list of texts")
         if not self.method.has_factors:
             raise InvalidInput(f"{self.method.name} computes every pair anew: there is nothing to precompute")
-        unit = known_unit(unit or ("sentence" if self.method.linear else "token"))
+        unit = self.method.grain(unit or ("sentence" if self.method.linear else "token"))
         total = len(texts) if isinstance(texts, Sized) else None
         if ids is not None and total is not None:  # refused before anything is computed
             ids = _checked_ids(ids, total)
         pairs = ((text, None) for text in texts) if ids is None else _named(texts, ids)
         with self.scorer.computing(), _progress(progress, total) as advance:
             return self._planner.precompute(pairs, advance, unit)
+
+    def plan(
+        self, texts: Sequence[str | Passage], *, query: str | Passage | None = None, unit: Unit | None = None
+    ) -> Plan:
+        """How many embeddings `precompute(texts)`, or `explain_many(query, texts)`, will cost: nothing is embedded."""
+        passages = _many(texts, "plan takes a list of texts")
+        asked = None if query is None else as_passage(query)
+        with self.scorer.computing():
+            return self._planner.plan(passages, asked, self.method.grain(unit))
 
     def subspaces(self, query: str, document: str | Passage, slices: Slices) -> dict[str, Explanation]:
         """The explanation of a pair split by named slices of the embedding, which sum to the whole.
@@ -233,7 +253,7 @@ class Explainer(ProcessBound):
         try:
             with Explainer(self.scorer, **options) as other:
                 start = time.perf_counter()
-                explanation = other.explain(query, document)
+                explanation = other.explain(query, document, unit="word" if other.method.edits else None)
         except RagExplainError as error:
             return Compared(label, None, time.perf_counter() - start, str(error))
         return Compared(label, explanation, time.perf_counter() - start)
@@ -346,27 +366,6 @@ def _named(texts: Iterable[T], ids: Iterable[str | None]) -> Iterator[tuple[T, s
         if name is not None:
             check_id(name)
         yield text, name  # type: ignore[misc]  # neither is the filling
-
-
-def _by_unit(pair: ExplainedPair, passage: Passage, unit: Unit) -> ExplainedPair:
-    """A pair whose query is grouped by words, without rows and columns of its own for special tokens and metadata."""
-    if unit == "token":
-        return pair
-    query, rows = _text_only(pair.query_tokens)
-    if pair.unit == unit:
-        document, columns = _text_only(pair.document_tokens)
-    else:  # finer, since the store had that
-        cut = "document" in cut_sides(pair.notices)
-        document, columns = text_units(pair.document_tokens, passage.text, unit, truncated=cut)
-    matrix = summed(pair.matrix, rows, columns, (len(query) + 1, len(document) + 1))
-    return replace(pair, query_tokens=query, document_tokens=document, matrix=matrix, unit=unit)
-
-
-def _text_only(units: tuple[Token, ...]) -> tuple[tuple[Token, ...], Index]:
-    """The units of the caller's text, and for each unit its index among them; -1 for special tokens and metadata."""
-    is_text = np.array([token.part == "text" for token in units], dtype=bool)
-    index: Index = np.where(is_text, np.cumsum(is_text) - 1, -1)
-    return tuple(token for token in units if token.part == "text"), index
 
 
 @contextmanager

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
+from math import ceil
 from typing import Any, TypeVar
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.errors import InvalidInput, StoreError, first_line
+from rag_explain.errors import BudgetSpent, EmbedderStopped, InvalidInput, StoreError, first_line
 from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method
+from rag_explain.pairing import Placed
+from rag_explain.results.notices import PARTIAL
+from rag_explain.results.plan import Plan
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.scorers.base import Scorer
+from rag_explain.ski_rental import SkiRental
 from rag_explain.store import KeptFactors, NewFactors, Store, factors_key
 from rag_explain.store.tier import chunks
 from rag_explain.texts.passage import Passage, as_passage
-from rag_explain.texts.tokens import Unit
+from rag_explain.texts.segments import word_spans
+from rag_explain.texts.tokens import Role, Unit
 
 log = logging.getLogger("rag_explain.planner")
 K = TypeVar("K", bound=Hashable)
@@ -28,7 +33,6 @@ K = TypeVar("K", bound=Hashable)
 # Documents travel in batches of at most this many positions: enough to fill the machine, little padding.
 BUCKET_TOKENS = 2048
 _WINDOW = 256  # documents that `precompute` sorts by length at a time
-_SMOOTHING = 0.2  # weight of the newest measurement
 Owners = dict[bytes, tuple[str, ...]]  # the ids that belong to each key: one text may be several documents
 # The units of which a document's factors can be summed to a unit, the smallest in the store first.
 _FINER: dict[Unit, tuple[Unit, ...]] = {
@@ -36,6 +40,9 @@ _FINER: dict[Unit, tuple[Unit, ...]] = {
     "word": ("word", "token"),
     "sentence": ("sentence", "word", "token"),
 }
+# Documents whose edited texts are embedded together, by sentence; by word each has enough of its own.
+_EDITED = 16
+_TOKENS_PER_WORD = 4 / 3
 # What is built for a document that is looked at again and again. Words cost nearly as much as tokens, which serve all.
 _BUILT: dict[Unit, Unit] = {"token": "token", "word": "token", "sentence": "sentence"}
 
@@ -68,7 +75,8 @@ class DocumentPlanner:
         pairs = self._warm(query, {passage: (item, seconds) for passage, item in kept.items()})
         missing = list(dict.fromkeys(passage for passage in passages if passage not in kept))
         if missing:
-            pairs |= self._missing(query, missing, _names(passages, ids), _BUILT[unit])
+            built = unit if self._method.edits else _BUILT[unit]
+            pairs |= self._missing(query, missing, _names(passages, ids), built)
         return [pairs[passage] for passage in passages]
 
     def _find(
@@ -76,7 +84,7 @@ class DocumentPlanner:
     ) -> dict[Passage, KeptFactors]:
         """What the store has of these documents in a unit that this one can be made of, the cheapest first."""
         found: dict[Passage, KeptFactors] = {}
-        for grain in _FINER[unit] if self._method.linear else ("token",):
+        for grain in self._grains(unit):
             left = [index for index, passage in enumerate(passages) if passage not in found]
             if not left:
                 break
@@ -86,27 +94,49 @@ class DocumentPlanner:
             found |= {passages[index]: kept[key] for index, key in zip(left, keys, strict=True) if key in kept}
         return found
 
+    def _grains(self, unit: Unit) -> tuple[Unit, ...]:
+        """The units in which a document's factors serve this one."""
+        if self._method.edits:
+            return (unit,)
+        return _FINER[unit] if self._method.linear else ("token",)
+
     def _missing(
         self, query: Any, passages: Sequence[Passage], names: Mapping[Passage, tuple[str, ...]], unit: Unit
     ) -> dict[Passage, ExplainedPair]:
         """Explain documents that the store does not have: cold, or by factors that are built in this unit and kept."""
         keys = self._keys(passages, query.fingerprint, unit)
         batch = self._scorer.read(passages, "document")
-        rows = batch.rows(unit)
-        chosen = [
-            index
-            for index, (key, tokens) in enumerate(zip(keys, batch.tokens, strict=True))
-            if self._policy.should_build(key, len(query.tokens), len(tokens), rows[index])
-        ]
+        chosen = list(range(len(passages))) if self._method.edits else self._worth_building(query, keys, batch, unit)
         others = [index for index in range(len(passages)) if index not in chosen]
         cold = self._cold(query, batch.select(others), "cold") if others else {}
         pairs = {passages[others[index]]: one for index, one in cold.items()}
         start = time.perf_counter()
         owners = {keys[index]: names[passages[index]] for index in chosen if names.get(passages[index])}
-        built = self._build(keys, batch, [keys[index] for index in chosen], owners, unit)
+        try:
+            built = self._build(keys, batch, [keys[index] for index in chosen], owners, unit)
+        except BudgetSpent:
+            built = self._partly(keys, batch, unit)
         seconds = (time.perf_counter() - start) / max(1, len(built))
         position = dict(zip(keys, passages, strict=True))
         return pairs | self._warm(query, {position[key]: (item, seconds) for key, item in built.items()})
+
+    def _partly(self, keys: Sequence[bytes], batch: Batch, unit: Unit) -> dict[bytes, KeptFactors]:
+        """What was built before no more texts could be sent, and of the next document what is known of it."""
+        built = self._store.get(keys, self._scorer.device)
+        for index, key in enumerate(keys):
+            if key not in built:
+                factors = self._method.partial(batch.select([index]), unit)
+                built[key] = KeptFactors(Placed.on_host(factors), "partial")
+        return built
+
+    def _worth_building(self, query: Factors, keys: Sequence[bytes], batch: Batch, unit: Unit) -> list[int]:
+        """The documents of a batch for which the policy says so."""
+        rows = batch.rows(unit)
+        return [
+            index
+            for index, (key, tokens) in enumerate(zip(keys, batch.tokens, strict=True))
+            if self._policy.should_build(key, len(query.tokens), len(tokens), rows[index])
+        ]
 
     def _warm(self, query: Factors, kept: Mapping[Passage, tuple[KeptFactors, float]]) -> dict[Passage, ExplainedPair]:
         """One product for all whose factors are there; `kept` also says what getting them took."""
@@ -125,9 +155,10 @@ class DocumentPlanner:
     ) -> Precomputed:
         """Build and keep the factors of every document that the store does not have.
 
-        A text that fails does not stop the others; the reason of the first one is a warning.
+        A text that fails does not stop the others; the reason of the first one is a warning. When what embeds is
+        stopped, nothing more is tried.
         """
-        built, given, failures = 0, list[bytes](), _Failures()
+        built, given, failures, stopped = 0, list[bytes](), _Failures(), ""
         for window in chunks(texts, _WINDOW):
             passages, ids = _readable(window, failures)
             keys = self._keys(passages, self._scorer.fingerprint, unit)
@@ -135,13 +166,43 @@ class DocumentPlanner:
             owners = self._link(keys, ids, kept := self._store.has(keys))
             missing = {key: text for key, text in zip(keys, passages, strict=True) if key not in kept}
             advance(len(window) - len(missing))
-            new = self._build_all(missing, owners, unit, failures, advance)
+            try:
+                new = self._build_all(missing, owners, unit, failures, advance)
+            except EmbedderStopped as error:
+                new, stopped = list(self._store.has(list(missing))), str(error)
             if len(new) > 1 and not self._store.has(new):
                 raise StoreError("nothing of what was just built is kept: the store is full or cannot be written to")
             built += len(new)
+            if stopped:
+                break
         held = {key for part in chunks(dict.fromkeys(given), _WINDOW) for key in self._store.has(part)}
         failed = failures.unreadable + sum(key in failures.keys - held for key in given)
-        return Precomputed(built=built, kept=sum(key in held for key in given), failed=failed)
+        return Precomputed(built, sum(key in held for key in given), failed, stopped)
+
+    def plan(self, passages: Sequence[Passage], query: Passage | None, unit: Unit) -> Plan:
+        """What explaining these documents, for this query, would have to embed."""
+        asked = [] if query is None else self._unembedded([query], "query", "word")
+        keys = dict(zip(passages, self._keys(passages, self._scorer.fingerprint, unit), strict=True))
+        kept = self._store.has(list(keys.values()))
+        missing = [passage for passage, key in keys.items() if key not in kept]
+        texts = [
+            *asked,
+            *(text for some in chunks(missing, _WINDOW) for text in self._unembedded(some, "document", unit)),
+        ]
+        return Plan(
+            documents=len(passages),
+            kept=sum(keys[passage] in kept for passage in passages),
+            embeddings=len(set(texts)),
+            characters=sum(len(text) for _, text in set(texts)),
+            tokens=ceil(sum(len(word_spans(text)) for _, text in set(texts)) * _TOKENS_PER_WORD),
+            left=self._scorer.texts_left,
+        )
+
+    def _unembedded(self, passages: Sequence[Passage], role: Role, unit: Unit) -> list[tuple[Role, str]]:
+        """The texts that factors take and that are not at hand."""
+        wanted = self._method.embedded(self._scorer.read(passages, role), unit)
+        found = self._scorer.at_hand(wanted, role)
+        return [(role, passage.string) for passage, vector in zip(wanted, found, strict=True) if vector is None]
 
     def _build_all(
         self,
@@ -158,14 +219,14 @@ class DocumentPlanner:
             return built
         try:
             batch, order = self._scorer.read(list(texts.values()), "document"), list(texts)
-            for bucket in batch.buckets(BUCKET_TOKENS):
+            for bucket in self._buckets(batch, unit):
                 wanted = [order[index] for index in bucket]
                 found = self._build(order, batch, wanted, owners, unit)
                 built += [key for key, one in found.items() if one.tier == "built"]
                 advance(len(wanted))
                 for key in wanted:
                     del left[key]
-        except StoreError:
+        except (StoreError, EmbedderStopped):
             raise
         except Exception as error:  # whatever one text makes a model or a tokenizer raise
             if len(left) == 1:
@@ -199,10 +260,14 @@ class DocumentPlanner:
     def _build(
         self, keys: Sequence[bytes], batch: Batch, wanted: Sequence[bytes], owners: Owners, unit: Unit
     ) -> dict[bytes, KeptFactors]:
-        """Build and keep those of the batch's documents that are wanted, each by one thread only."""
+        """Build and keep those of the batch's documents that are wanted, each by one thread only.
+
+        When what embeds is stopped, what is complete is kept before that is raised.
+        """
         if not wanted:
             return {}
         position = {key: index for index, key in enumerate(keys)}
+        stopped: list[EmbedderStopped] = []
 
         def factor(part: Batch) -> list[Factors]:
             start = time.perf_counter()
@@ -213,10 +278,34 @@ class DocumentPlanner:
 
         def compute(mine: list[bytes]) -> list[NewFactors]:
             part = batch.select([position[key] for key in mine])
-            built = part.in_buckets(BUCKET_TOKENS, factor, self._method.passes(part, unit))
-            return [NewFactors(mine[index], one, owners.get(mine[index], ())) for index, one in built.items()]
+            built = list[tuple[int, Factors]]()
+            for some in self._buckets(part, unit, self._method.passes(part, unit)):
+                try:
+                    built += zip(some, factor(part.select(some)), strict=True)
+                except EmbedderStopped as error:
+                    stopped.append(error)
+                    built += self._complete(part, some, unit)
+                    break
+            return [NewFactors(mine[index], one, owners.get(mine[index], ())) for index, one in built]
 
-        return self._store.build(wanted, compute, self._scorer.device)
+        found = self._store.build(wanted, compute, self._scorer.device)
+        if stopped:
+            raise stopped[0]
+        return found
+
+    def _complete(self, batch: Batch, some: Sequence[int], unit: Unit) -> Iterator[tuple[int, Factors]]:
+        """The factors of those documents of which all was embedded before something stopped: it is at hand."""
+        for index in some:
+            with suppress(EmbedderStopped):
+                factors = self._method.partial(batch.select([index]), unit)
+                if all(notice.code != PARTIAL for notice in factors.notices):
+                    yield index, factors
+
+    def _buckets(self, batch: Batch, unit: Unit, rows: Sequence[int] | None = None) -> Iterator[Sequence[int]]:
+        """Which texts of a batch are computed together; `rows` as `Batch.buckets` takes it."""
+        if self._method.edits:
+            return chunks(range(len(batch)), _EDITED if unit == "sentence" else 1)
+        return batch.buckets(BUCKET_TOKENS, rows)
 
     def _keys(self, passages: Sequence[Passage], fingerprint: str, unit: Unit) -> list[bytes]:
         name, settings = self._method.name, {**self._method.settings, "unit": unit}
@@ -269,65 +358,3 @@ def _readable(
         except InvalidInput as error:
             failures.add(error)
     return passages, ids
-
-
-class SkiRental:
-    """What has been spent on cold explanations of each document, and whether that pays for its factors.
-
-    Ski-rental: whatever queries come, this costs at most twice what it would have cost to know them beforehand. Costs
-    are estimated in passes (a tangent or cotangent through one token of the document) and turned into seconds by what
-    such passes were measured to take. Thread-safe; remembers the `capacity` documents asked for last.
-    """
-
-    def __init__(self, capacity: int = 65_536) -> None:
-        self._capacity = capacity
-        self._lock = threading.Lock()
-        self._spent: OrderedDict[bytes, float] = OrderedDict()
-        # A cotangent pulled back costs about as much as a tangent pushed forward, until both were measured.
-        self._per_pass = {"build": 1.0, "cold": 1.0}
-        self._measured: set[str] = set()
-
-    def estimate_build(self, document_tokens: int, rows: int | None = None) -> float:
-        """Expected cost of a document's factors: one tangent per row (None: per token), and one for the rest."""
-        return self._per_pass["build"] * _passes(document_tokens if rows is None else rows, document_tokens)
-
-    def estimate_cold(self, query_tokens: int, document_tokens: int) -> float:
-        """Expected cost of one cold explanation: one cotangent per query token, and one for the rest."""
-        return self._per_pass["cold"] * _passes(query_tokens, document_tokens)
-
-    def should_build(self, key: bytes, query_tokens: int, document_tokens: int, rows: int | None = None) -> bool:
-        """Whether this look at the document should build its factors; if not, it is charged for the look."""
-        with self._lock:
-            spent = self._spent.pop(key, 0.0) + self.estimate_cold(query_tokens, document_tokens)
-            if spent >= self.estimate_build(document_tokens, rows):
-                return True
-            self._spent[key] = spent
-            if len(self._spent) > self._capacity:
-                self._spent.popitem(last=False)
-            return False
-
-    def observe_build(self, seconds: float, document_tokens: Sequence[int], rows: Sequence[int] | None = None) -> None:
-        """Learn from a batch of builds that took `seconds` together."""
-        passes = map(_passes, document_tokens if rows is None else rows, document_tokens)
-        self._learn("build", seconds / sum(passes))
-
-    def observe_cold(self, seconds: float, query_tokens: int, document_tokens: Sequence[int]) -> None:
-        """Learn from a batch of cold explanations that took `seconds` together."""
-        self._learn("cold", seconds / sum(_passes(query_tokens, n) for n in document_tokens))
-
-    def _learn(self, kind: str, seconds: float) -> None:
-        with self._lock:
-            if not self._measured:  # passes turn into seconds: the other kind and what was spent follow
-                self._per_pass = dict.fromkeys(self._per_pass, seconds)
-                for key in self._spent:
-                    self._spent[key] *= seconds
-            elif kind in self._measured:
-                self._per_pass[kind] += _SMOOTHING * (seconds - self._per_pass[kind])
-            else:
-                self._per_pass[kind] = seconds
-            self._measured.add(kind)
-
-
-def _passes(rows: int, document_tokens: int) -> int:
-    """How often one row of a block of `rows` and the rest goes through one token of the document."""
-    return (rows + 1) * max(1, document_tokens)

@@ -16,10 +16,10 @@ PACKAGE = ROOT / "rag_explain"
 # Every module, from the bottom up: each knows only modules that stand before it. A package stands after its modules.
 LAYERS = """
     errors _torch probes
-    texts.tokens texts.passage texts.segments texts.units texts
+    texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.trust results.explanation results.highlights results.evidence
-    results.contrast results.comparison results.hits results.precomputed results
+    results.contrast results.comparison results.hits results.precomputed results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
@@ -28,12 +28,14 @@ LAYERS = """
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear.structure linear
-    scorers.base scorers.bi_encoder scorers.multi_vector scorers.static scorers.checks scorers
+    scorers.base scorers.budget scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
+    scorers.multi_vector scorers.static scorers.checks scorers
     evidence
-    methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.static methods.integration_path
-    methods.jacobian methods.baselines methods.bti methods.alignment methods.slices methods
+    methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.static methods.parts
+    methods.occlusion methods.shapley methods.integration_path methods.jacobian methods.baselines methods.bti
+    methods.alignment methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
-    planner query explainer
+    ski_rental planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant

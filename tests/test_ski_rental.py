@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rag_explain.planner import SkiRental
+from rag_explain.ski_rental import SkiRental
 
 BUILD, COLD = 0.002, 0.003  # seconds per pass: any two numbers
 

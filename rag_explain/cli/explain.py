@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rag_explain.cli.output import add_output_arguments, write
@@ -10,6 +11,8 @@ from rag_explain.encoder.loading import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
+
+_MODEL = "name or folder of a sentence-transformers model, or openai-compatible:URL#model"
 
 
 def add(commands: Any) -> None:
@@ -25,13 +28,15 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     with make_explainer(arguments) as explainer:
-        verb = explainer.evidence if arguments.evidence else explainer.explain
+        # Where parts are left out, one unit is not made of another afterwards.
+        unit = arguments.by if explainer.method.edits else None
+        verb = explainer.evidence if arguments.evidence else partial(explainer.explain, unit=unit)
         write(verb(arguments.query, arguments.document), arguments)
 
 
 def add_model_arguments(command: argparse.ArgumentParser) -> None:
     """--model, --method, --layer, --device, --store."""
-    command.add_argument("--model", default=DEFAULT_MODEL, help="name or folder of a sentence-transformers model")
+    command.add_argument("--model", default=DEFAULT_MODEL, help=_MODEL)
     command.add_argument("--method", default=None, help="explanation method (default: bilrp)")
     command.add_argument("--layer", type=int, default=None, help="attribute to the input of this encoder block")
     command.add_argument("--device", default=None, help="where to compute, for example cpu or cuda")

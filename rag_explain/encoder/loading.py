@@ -52,8 +52,8 @@ def load(
         return model, _name_of(model)
     if not isinstance(model, (str, Path)):
         raise InvalidInput(
-            "model must be a name, a folder, a SentenceTransformer or a MultiVectorEncoder, "
-            f"not {type(model).__name__}; remote embedding APIs and rerankers cannot be explained exactly"
+            "model must be a name, a folder, a SentenceTransformer, a MultiVectorEncoder or something that embeds "
+            f"strings, not {type(model).__name__}; rerankers cannot be explained"
         )
     name = source = str(model)
     if name in (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}") and not Path(name).exists():

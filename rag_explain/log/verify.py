@@ -105,7 +105,7 @@ def _verdict(
     passage = Passage(before + document[start:end] + after, len(before), len(before) + len(document[start:end]))
     try:
         explainer = explainers(why.outline)
-        again = explainer.explain(query, passage).grouped(why.outline.unit).within(document, start)
+        again = explainer.explain(query, passage, unit=why.outline.unit).within(document, start)
         is_other = _is_other(explainer, models.get(why.outline.fingerprint, ()))
     except Exception as error:  # whatever a model raises when it is loaded: the other records are still checked
         told = str(error) if isinstance(error, RagExplainError) else f"{type(error).__name__}: {error}"

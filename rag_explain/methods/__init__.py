@@ -11,14 +11,19 @@ from rag_explain.methods.baselines import Gradient, IntegratedGradients, Random,
 from rag_explain.methods.bilrp import BiLRP, HessianProduct
 from rag_explain.methods.bti import BTI
 from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians
+from rag_explain.methods.occlusion import Occlusion
 from rag_explain.methods.pooled import Pooled
+from rag_explain.methods.shapley import Shapley
 from rag_explain.methods.static import StaticRows
 from rag_explain.scorers.base import Scorer
 
 __all__ = ["GROUP", "METHODS", "EncoderMethod", "ExplainedPair", "Method", "PairMethod", "explained", "find", "make"]
 
 GROUP = "rag_explain.methods"
-_EXPLAIN = (BiLRP, HessianProduct, IntegratedJacobians, ExactJacobians, Pooled, StaticRows, Alignment, BTI)
+_EXPLAIN = (
+    *(BiLRP, HessianProduct, IntegratedJacobians, ExactJacobians, Pooled, StaticRows),
+    *(Occlusion, Shapley, Alignment, BTI),
+)
 _BASELINES = (TokenEmbeddings, Gradient, IntegratedGradients, Random)
 METHODS: dict[str, type[Method]] = {method.name: method for method in (*_EXPLAIN, *_BASELINES)}
 

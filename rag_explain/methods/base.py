@@ -2,7 +2,7 @@
 
 from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,11 +16,13 @@ from rag_explain.errors import InvalidInput
 from rag_explain.factors import Array, Factors
 from rag_explain.linear import DEFAULT_MAX_BYTES
 from rag_explain.pairing import Placed
-from rag_explain.results.notices import Notice
+from rag_explain.results.explanation import summed
+from rag_explain.results.notices import Notice, cut_sides
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE
 from rag_explain.texts.passage import Passage
-from rag_explain.texts.tokens import Token, Unit
+from rag_explain.texts.tokens import Token, Unit, known_unit
+from rag_explain.texts.units import Index, text_units
 
 _QUERY = "short text"
 
@@ -53,6 +55,27 @@ def explained(
     return ExplainedPair(matrix=matrix, score=float(score), **fields)
 
 
+def by_unit(pair: ExplainedPair, passage: Passage, unit: Unit) -> ExplainedPair:
+    """A pair whose query is grouped by words, without rows and columns of its own for special tokens and metadata."""
+    if unit == "token":
+        return pair
+    query, rows = _text_only(pair.query_tokens)
+    if pair.unit == unit:
+        document, columns = _text_only(pair.document_tokens)
+    else:  # finer, since the store had that
+        cut = "document" in cut_sides(pair.notices)
+        document, columns = text_units(pair.document_tokens, passage.text, unit, truncated=cut)
+    matrix = summed(pair.matrix, rows, columns, (len(query) + 1, len(document) + 1))
+    return replace(pair, query_tokens=query, document_tokens=document, matrix=matrix, unit=unit)
+
+
+def _text_only(units: tuple[Token, ...]) -> tuple[tuple[Token, ...], Index]:
+    """The units of the caller's text, and for each unit its index among them; -1 for special tokens and metadata."""
+    is_text = np.array([token.part == "text" for token in units], dtype=bool)
+    index: Index = np.where(is_text, np.cumsum(is_text) - 1, -1)
+    return tuple(token for token in units if token.part == "text"), index
+
+
 class Method(ABC):
     """One way to split a score, bound to a scorer.
 
@@ -68,6 +91,11 @@ class Method(ABC):
     # Whether the matrix is the product of the two texts' factors and nothing is chosen from it afterwards: such factors
     # can be grouped by words and sentences, and sliced by dimensions.
     linear: ClassVar[bool] = True
+    # Whether a row is what an edit of the text changes. Such rows do not sum to those of a coarser unit, so that each
+    # unit is computed for itself; and they are kept as soon as they are known, since nothing cheaper is.
+    edits: ClassVar[bool] = False
+    # What the cells of an explanation are of unless a caller says so.
+    default_unit: ClassVar[Unit] = "token"
     # Whether the embedding in the factors is the encoder's own to the last bit, good enough to search with.
     embeds: ClassVar[bool] = False
     # Whether each row of a text's factors takes a pass of its own.
@@ -111,6 +139,10 @@ class Method(ABC):
         """What every explanation by this method must say, the scorer's own notices among it."""
         return self.scorer.notices
 
+    def grain(self, unit: Unit | None) -> Unit:
+        """The unit to explain in when this one is asked for, or none."""
+        return self.default_unit if unit is None else known_unit(unit)
+
     def check(self) -> None:
         """Refuse the scorer when the method would be wrong on it, or cannot explain a short pair.
 
@@ -142,6 +174,14 @@ class Method(ABC):
             factors.grouped(unit, batch.passages[index], batch.spans[index] if batch.spans else None)
             for index, factors in enumerate(self.token_factors(batch))
         ]
+
+    def embedded(self, batch: Batch, unit: Unit) -> list[Passage]:
+        """The texts that are embedded for the factors of a batch."""
+        raise InvalidInput(f"{self.name} sends no texts to be embedded: there is nothing to plan")
+
+    def partial(self, batch: Batch, unit: Unit) -> Factors:
+        """The factors of a single text as far as they can be told from what was computed: a notice says where not."""
+        raise InvalidInput(f"{self.name} has no factors of a part of a text")
 
     def passes(self, batch: Batch, unit: Unit) -> list[int] | None:
         """How many tangents run through each text for its factors; None where one pass makes all rows.

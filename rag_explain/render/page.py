@@ -111,7 +111,7 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
 
 
 def _sentences(shown: Explanation) -> dict[str, Any] | None:
-    if shown.unit == "word" and len(shown.document_tokens) > LONG:
+    if shown.unit == "word" and shown.can_be_grouped and len(shown.document_tokens) > LONG:
         grouped = shown.by_sentence()
         if len(grouped.document_tokens) > 1:
             sums = _rounded(grouped.document_saliency()[None])[0]

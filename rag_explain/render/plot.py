@@ -48,7 +48,7 @@ def plot(explanation: Explanation, kind: Kind = "heatmap", path: str | Path | No
     from matplotlib.figure import Figure
 
     shown = in_unit(explanation)
-    if shown.unit == "word" and len(shown.document_tokens) > _COLUMNS:
+    if shown.unit == "word" and shown.can_be_grouped and len(shown.document_tokens) > _COLUMNS:
         shown = shown.by_sentence()
     if not shown.pairs.size:
         raise InvalidInput("there is no pair to draw: a text without words was explained")

@@ -19,7 +19,7 @@ from rag_explain.probes import Probes
 from rag_explain.results import serialization as plain
 from rag_explain.results.display import Displayable
 from rag_explain.results.links import Link, find_links
-from rag_explain.results.notices import Notice, cut_sides, is_of_chunk, merged, stand_in_reason
+from rag_explain.results.notices import LEFT_OUT, Notice, cut_sides, is_of_chunk, merged, stand_in_reason
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.results.spans import ValuedSpan, best
 from rag_explain.results.trust import Trust
@@ -184,12 +184,20 @@ class Explanation(ReadOnly, Displayable):
         """The same explanation by sentences of the document and words of the query."""
         return self.grouped("sentence")
 
+    @property
+    def can_be_grouped(self) -> bool:
+        """Whether a coarser unit is the sum of this one: not where parts were left out, each by itself."""
+        return all(notice.code != LEFT_OUT for notice in self.notices)
+
     def grouped(self, unit: Unit) -> Explanation:
         """The same explanation in a coarser unit; in its own unit, the explanation itself."""
         if self.unit == unit:
             return self
         if self.unit == "sentence":
             raise InvalidInput("an explanation by sentences cannot be split into words again: group the original")
+        if not self.can_be_grouped:
+            what = f"what the score loses without a {unit} is not the sum of what it loses without its {self.unit}s"
+            raise InvalidInput(f'{what}: ask for unit="{unit}" when explaining')
         if self.query is None or self.document is None:
             raise InvalidInput("words cannot be found without the texts: group the explanation before dropping them")
         cut = self.truncated

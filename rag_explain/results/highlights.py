@@ -9,7 +9,7 @@ from rag_explain.results.spans import ValuedSpans
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Highlights(ValuedSpans):
-    """The words of a document in its order, each with what it carries, in score units.
+    """The words of a document, or its sentences, in its order, each with what it carries, in score units.
 
     `gap` is the score less everything that was attributed, special tokens and rest included: rounding where the method
     is exact; None where it is not additive.
@@ -36,4 +36,4 @@ class Highlights(ValuedSpans):
         return self.score - sum(span.value for span in self.spans)
 
     def __repr__(self) -> str:
-        return f"Highlights({len(self)} words, score={self.score:.4f}, {self.method})"
+        return f"Highlights({len(self)} spans, score={self.score:.4f}, {self.method})"

@@ -29,6 +29,10 @@ TRUNCATED = "truncated"
 CHUNK = "chunk"
 # The explanation holds the pairs that a log kept, and not all pairs of the original.
 KEPT_PAIRS = "kept-pairs"
+# Each value is what the score loses without a part: values of another unit are not sums of these.
+LEFT_OUT = "left-out"
+# Not all parts of a text were left out: no more texts could be sent.
+PARTIAL = "partial"
 # Something the method itself says about this pair.
 METHOD = "method"
 

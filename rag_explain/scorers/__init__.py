@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rag_explain.encoder import loading
 from rag_explain.encoder.model import Encoder
@@ -12,22 +11,40 @@ from rag_explain.errors import InvalidInput, UnsupportedModel, in_words
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.bi_encoder import BiEncoder
 from rag_explain.scorers.checks import check_encoding, check_similarity
+from rag_explain.scorers.embedder import BlackBox
 from rag_explain.scorers.multi_vector import MultiVector
+from rag_explain.scorers.openai_compatible import PREFIX, OpenAICompatible
+from rag_explain.scorers.sources import source_of
 from rag_explain.scorers.static import Static
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    from sentence_transformers import SentenceTransformer
 
-__all__ = ["Scorer", "resolve"]
+__all__ = ["BlackBox", "OpenAICompatible", "Scorer", "resolve"]
 
 
 @in_words(UnsupportedModel, "this model cannot be explained", ": use another model, or load this one another way")
-def resolve(model: str | Path | SentenceTransformer | MultiVectorEncoder | Scorer, device: str | None = None) -> Scorer:
-    """The scorer of a name, a folder or a loaded model; a scorer is its own."""
+def resolve(model: Any, device: str | None = None, max_calls: int | None = None) -> Scorer:
+    """The scorer of a name, a folder, a loaded model, or something else that embeds strings; a scorer is its own.
+
+    `max_calls` is how many texts are sent to what only embeds strings.
+    """
     if isinstance(model, Scorer):
         if device is not None:
             raise InvalidInput("a scorer stays on its device: give the model itself to choose another")
+        if max_calls is not None:
+            raise InvalidInput("a scorer has its own max_calls: give it to the scorer")
         return model
+    if isinstance(model, str) and model.startswith(PREFIX):
+        model = OpenAICompatible.named(model)
+    # A torch model has modules, and is looked into.
+    source = None if hasattr(model, "named_modules") else source_of(model)
+    if source is not None:
+        if device is not None:
+            raise InvalidInput(f"{source.name} computes where it is: leave out the device")
+        return BlackBox(source, max_calls=max_calls)
+    if max_calls is not None:
+        raise InvalidInput("max_calls limits what is sent to something that embeds strings: this model computes here")
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 

@@ -43,6 +43,7 @@ class Scorer(ABC):
     measure: str
     methods: tuple[Any, ...]
     notices: tuple[Notice, ...] = ()
+    noise: float = 0.0  # how far two vectors of one text are apart, as a share of their length
     tolerance: float = 1e-4  # what may be rounding in `probes`, on another machine say, as a share of their size
 
     @property
@@ -84,6 +85,15 @@ class Scorer(ABC):
     def embed(self, passages: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
         """(D, e): one vector per text, as an index holds them."""
         raise InvalidInput(f"{self.name} gives no vector per text: an index cannot be made of it")
+
+    def at_hand(self, passages: Sequence[Passage], role: Role) -> list[NDArray[np.float32] | None]:
+        """(e,) of each text that was embedded lately, where that is remembered: nothing is computed."""
+        return [None] * len(passages)
+
+    @property
+    def texts_left(self) -> int | None:
+        """How many texts may still be embedded; None: there is no limit."""
+        return None
 
     @property
     def encoder(self) -> Encoder:

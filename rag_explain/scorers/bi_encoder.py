@@ -17,7 +17,10 @@ from rag_explain.scorers.base import EncoderScorer
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Role
 
-_METHODS = ("bilrp", "hxp", "ij", "pooled", "alignment", "bti", "embeddings", "gradient", "integrated-gradients")
+_METHODS = (
+    *("bilrp", "hxp", "ij", "pooled", "occlusion", "alignment", "bti"),
+    *("embeddings", "gradient", "integrated-gradients"),
+)
 
 
 class BiEncoder(EncoderScorer):

@@ -13,9 +13,13 @@ import regex
 
 Span = tuple[int, int]
 
+_NEAR = 64  # characters on each side of a seam that are looked at
+
 # Scripts written without spaces between words. Only a dictionary knows where a word ends there, so a word is
 # one character with its marks, or as many of them as one token of the encoder covers (see `group`).
 _UNSPACED = r"(?!\p{M})[\p{Han}\p{Hiragana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
+_IS_UNSPACED = regex.compile(_UNSPACED)
+_TOGETHER = 3  # characters that are one part of a text there: few words are longer
 # The joiners shape the letters around them (Persian, Hindi); they never end a word.
 _LETTER = rf"(?:(?!{_UNSPACED})[\p{{L}}\p{{N}}\p{{M}}_\u200c\u200d])"
 _WORD = regex.compile(
@@ -60,6 +64,34 @@ _CONJUNCTION = regex.compile(
 def word_spans(text: str) -> list[Span]:
     """Character spans of the words of `text`, in order, not overlapping."""
     return [match.span() for match in _WORD.finditer(text)]
+
+
+def part_spans(text: str) -> list[Span]:
+    """The words that are no marks; of a script without spaces between words, three characters together."""
+    found: list[Span] = []
+    length = 0  # of the last span, in words
+    for match in _WORD.finditer(text):
+        start, end = match.span()
+        joins = match["mark"] is None and _IS_UNSPACED.match(match[0]) is not None
+        if joins and 0 < length < _TOGETHER and found[-1][1] == start:
+            found[-1] = (found[-1][0], end)
+            length += 1
+        elif match["mark"] is None:
+            found.append((start, end))
+            length = int(joins)
+    return found
+
+
+def has_word(text: str) -> bool:
+    """Whether there is a word in the text that is no mark."""
+    return any(match["mark"] is None for match in _WORD.finditer(text))
+
+
+def crosses_word(left: str, right: str) -> bool:
+    """Whether a word would reach over the seam, were the second text put right after the first."""
+    near = left[-_NEAR:]
+    found = _WORD.finditer(near + right[:_NEAR])
+    return any(match.start() < len(near) < match.end() and match["mark"] is None for match in found)
 
 
 def sentence_spans(text: str) -> list[Span]:

@@ -74,3 +74,15 @@ def test_mistakes_are_refused(words: list[str], capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         parsed(*words)
     assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("by", "unit"), [(None, "sentence"), ("word", "word"), ("sentence", "sentence")])
+def test_what_is_lost_is_computed_in_the_unit_that_is_shown(
+    by: str | None, unit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny("bert").save(str(tmp_path / "tiny"))
+    chosen = [] if by is None else ["--by", by]
+    command = ["explain", "the cat", "The moon rose. A dog barked.", "--model", str(tmp_path / "tiny")]
+    assert main([*command, "--method", "occlusion", "--json", *chosen]) == 0
+    assert json.loads(capsys.readouterr().out)["unit"] == unit
+    assert main([*command, "--method", "occlusion", *chosen]) == 0

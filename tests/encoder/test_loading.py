@@ -45,7 +45,7 @@ def test_the_default_comes_from_the_installed_package_whose_weights_are_checked(
 def test_what_is_no_model():
     with pytest.raises(InvalidInput, match="could not be loaded"):
         models.load("nowhere/nothing")
-    with pytest.raises(InvalidInput, match="remote embedding APIs and rerankers"):
+    with pytest.raises(InvalidInput, match="something that embeds strings"):
         models.load(3)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(InvalidInput, match="could not be loaded"):
         models.load("")
@@ -136,7 +136,7 @@ def test_xlnet_is_refused_with_what_to_do(tmp_path: Path) -> None:
             explained.add(method)
         except UnsupportedModel as error:
             assert "use pooled or alignment" in str(error)  # noqa: PT017  # which methods refuse is the question
-    assert explained == {"pooled", "alignment", "random"}
+    assert explained == {"pooled", "alignment", "occlusion", "random", "shapley"}
 
 
 class Failing(nn.Module):

@@ -69,8 +69,9 @@ def test_numbers_are_compared_relative_to_their_size(tmp_path, scale):
         def __init__(self, factor):
             self.factor = factor
 
-        def explain(self, query, passage):
-            return replace(why, matrix=self.factor * why.matrix, score=self.factor * why.score)
+        def explain(self, query, passage, unit):
+            found = replace(why, matrix=self.factor * why.matrix, score=self.factor * why.score)
+            return found.grouped(unit)
 
     for factor, outcome in ((1.0, "holds"), (1 + 1e-5, "holds"), (1.01, "moved"), (-1.0, "moved")):
         (verdict,) = verify(tmp_path, lambda logged, factor=factor: Again(factor))
