@@ -138,10 +138,11 @@ class Scoring:
             text = f"the index's score implies a similarity of {claimed:{shown}}, but this encoder computes "
             # The cause is guessed only where none is known.
             found.append(Notice(MISMATCH, f"{text}{explanation.score:{shown}}" + ("" if is_known else f": {_CAUSE}")))
-        elif claimed is None and not is_known and seen.stored is None:
-            found.append(_NOTHING if score is None else _UNKNOWN_SCORES)
-        elif claimed is None and not is_known and self.metric == UNKNOWN == seen.stored.metric:
-            found += [] if score is None and seen.stored.is_given else [_UNKNOWN_METRIC]
+        elif claimed is None and not is_known:
+            if seen.stored is None:
+                found.append(_NOTHING if score is None else _UNKNOWN_SCORES)
+            elif self.metric == UNKNOWN == seen.stored.metric and not (score is None and seen.stored.is_given):
+                found.append(_UNKNOWN_METRIC)
         return tuple(found)
 
     def _agree(self, claimed: float, own: float, seen: Seen) -> bool:
