@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from rag_explain.errors import InvalidInput
+from rag_explain.log.writer import ExplanationLog
+
 Key = TypeVar("Key", bound=Hashable)
 State = TypeVar("State")
 
@@ -17,6 +20,12 @@ State = TypeVar("State")
 MAX_OPEN = 10_000
 NEVER_ENDED = "it never ended"
 NOT_WRAPPED = "its retriever is not wrapped in an ExplainingRetriever"
+
+
+def check_log(log: object) -> None:
+    """Refuse what is no log, such as its folder: frameworks pass over what fails in an adapter later."""
+    if not isinstance(log, ExplanationLog):
+        raise InvalidInput(f"log must be an ExplanationLog, not {type(log).__name__}: ExplanationLog(folder) opens one")
 
 
 @dataclass(frozen=True)

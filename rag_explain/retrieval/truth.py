@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rag_explain.errors import InvalidInput
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.highlights import Highlights
-from rag_explain.results.metric import SCALE_FREE, Metric
+from rag_explain.results.metric import SCALE_FREE, UNKNOWN, Metric
 from rag_explain.results.notices import (
     MISMATCH,
     OTHER_RANKING,
@@ -62,6 +62,12 @@ _UNKNOWN_SCORES = Notice(
     'pass metric="cosine" or what else they are, to have them compared',
     "note",
 )
+_UNKNOWN_METRIC = Notice(
+    UNCHECKED,
+    "this index keeps the vector that this encoder computes, but by what it compares vectors is not known here: that "
+    'it ranks by what is explained was not checked; pass metric="cosine" or what else its scores are',
+    "note",
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Stored:
     metric: Metric
     vector: Vector
     own: Vector  # as the engine would keep it
+    is_given: bool = False  # it came with the document, and no engine was asked
 
     def difference(self, measure: str, tolerance: float) -> str | None:
         """How the vector differs from this encoder's, or None when it is the same."""
@@ -131,8 +138,11 @@ class Scoring:
             text = f"the index's score implies a similarity of {claimed:{shown}}, but this encoder computes "
             # The cause is guessed only where none is known.
             found.append(Notice(MISMATCH, f"{text}{explanation.score:{shown}}" + ("" if is_known else f": {_CAUSE}")))
-        elif claimed is None and seen.stored is None and not is_known:
-            found.append(_NOTHING if score is None else _UNKNOWN_SCORES)
+        elif claimed is None and not is_known:
+            if seen.stored is None:
+                found.append(_NOTHING if score is None else _UNKNOWN_SCORES)
+            elif self.metric == UNKNOWN == seen.stored.metric and not (score is None and seen.stored.is_given):
+                found.append(_UNKNOWN_METRIC)
         return tuple(found)
 
     def _agree(self, claimed: float, own: float, seen: Seen) -> bool:
@@ -266,7 +276,7 @@ def _seen(engine: Engine | None, metric: Metric, kept: Any, asked: Vector, own: 
     if not by_length:  # only directions are compared, but what is coded has a length
         own = _unit(own) * (1.0 if kept is None else float(np.linalg.norm(kept)))
     if engine is None:  # the vector came with the document
-        return Seen(Stored(metric, np.asarray(kept, np.float64), own), scale=scale)
+        return Seen(Stored(metric, np.asarray(kept, np.float64), own, is_given=True), scale=scale)
     coded_own = engine.coded(own[None]) if kept is None or len(kept) == len(own) else own[None]
     loss = engine.tolerance if engine.tolerance > TOLERANCE else 0.0
     like = own if coded_own is None else np.asarray(coded_own[0], np.float64)

@@ -190,7 +190,7 @@ def test_the_vector_that_an_index_keeps_is_compared_by_its_direction_or_with_its
         (explainer(), own, "squared L2", [OTHER_RANKING]),
         (explainer(), own, "1 - inner product", [OTHER_RANKING]),
         (explainer(), own / np.linalg.norm(own), "squared L2", []),
-        (explainer(), own, "unknown", []),
+        (explainer(), own, "unknown", [UNCHECKED]),
         (by_dot, own, "inner product", []),
         (by_dot, 2 * own, "inner product", [MISMATCH]),
         (by_dot, own, "cosine", [OTHER_RANKING]),
@@ -227,3 +227,16 @@ def test_vectors_of_documents_come_from_the_store_where_it_has_them() -> None:
         fresh = own.document_vectors(CORPUS)
         assert own.precompute(CORPUS[:2], progress=False).built == 2
         np.testing.assert_allclose(own.document_vectors(CORPUS), fresh, atol=1e-6)
+
+
+def test_right_vectors_do_not_tell_by_what_they_are_compared() -> None:
+    (own,) = explainer().document_vectors(CORPUS[:1])
+
+    def noticed(score: float | None, told: str, **options: Any) -> list[str]:
+        retrieval = HitExplainer(explainer(), engine=partial(OneVector, own, told))
+        return codes(retrieval.hits(QUERY, [RetrievedDocument(id="a", text=CORPUS[0], score=score)], **options)[0])
+
+    right = explainer().explain(QUERY, CORPUS[0]).score
+    assert noticed(5.8, "unknown") == noticed(None, "unknown") == [UNCHECKED]
+    assert noticed(5.8, "unknown", surrogate="mixed with another") == [OTHER_RANKING]
+    assert noticed(None, "cosine") == noticed(right, "unknown", metric="cosine") == []

@@ -187,6 +187,13 @@ def test_what_no_setting_allows_is_refused_at_once() -> None:
     for settings in ({"explain": "perhaps"}, {"top": -1}, {"metric": "taxicab"}, {"unit": "page"}):
         with pytest.raises(InvalidInput):
             DocumentExplainer(**settings)  # type: ignore[arg-type]
+    for wrong, message in (
+        ({"explainer": 3}, "explainer must be an Explainer or a model to make one from, not int"),
+        ({"document_embedder": "all-MiniLM-L6-v2"}, "document_embedder must be a document embedder, not str"),
+        ({"surrogate": 3}, "surrogate must be a sentence, False or None, not 3"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            DocumentExplainer(**wrong)  # type: ignore[arg-type]
 
 
 def test_the_embedder_is_loaded_where_the_explainer_stands_before_it() -> None:

@@ -28,7 +28,7 @@ from langchain_rag_explain.messages import answered, asked
 from langchain_rag_explain.retrievers import ExplainingRetriever
 from langchain_rag_explain.stores import stage_name
 from rag_explain.log import ExplanationLog
-from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun
+from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun, check_log
 from rag_explain.log.states import ANSWER_KEYS, QUESTION_KEYS, Key, Lookup, member
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
@@ -128,6 +128,7 @@ class ExplanationLogHandler(BaseCallbackHandler):
         question_key: Key | None = None,
         answer_key: Key | None = None,
     ) -> None:
+        check_log(log)
         self.log = log
         self.metadata = dict(metadata or {})
         self._question = Lookup("question_key", question_key, QUESTION_KEYS, asked)

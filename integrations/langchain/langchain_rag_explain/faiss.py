@@ -19,6 +19,7 @@ from langchain_core.retrievers import LangSmithRetrieverParams
 from pydantic import Field, PrivateAttr
 
 from langchain_rag_explain.hits import NAME, HitRetriever
+from langchain_rag_explain.refusals import in_one_sentence
 from langchain_rag_explain.stores import embedder_of
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput
@@ -63,7 +64,8 @@ class FaissDocumentRetriever(HitRetriever):
     def __init__(self, **fields: Any) -> None:
         """Look whether an index, its documents and what embeds them were given."""
         # Not in model_post_init: pydantic would hide what is refused there behind an error of its own.
-        super().__init__(**fields)
+        with in_one_sentence(type(self), fields):
+            super().__init__(**fields)
         self._faiss()
 
     @classmethod

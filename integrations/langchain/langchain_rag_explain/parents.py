@@ -14,7 +14,7 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
-from langchain_rag_explain.stores import tells_scores
+from langchain_rag_explain.stores import scored_options, tells_scores
 from rag_explain.retrieval import RetrievedDocument
 
 logger = logging.getLogger("langchain_rag_explain")
@@ -98,11 +98,14 @@ class _Ear:
         is_told = plain == "similarity_search" and tells_scores(self._store)
         method = getattr(self._store, f"{name}_with_score" if is_told else name)
 
+        def taken(options: dict[str, Any]) -> dict[str, Any]:
+            return scored_options(self._store, options) if is_told else options
+
         def asked(*call: Any, **options: Any) -> Any:
-            return self._hear(call, list(method(*call, **options)), is_told)
+            return self._hear(call, list(method(*call, **taken(options))), is_told)
 
         async def awaited(*call: Any, **options: Any) -> Any:
-            return self._hear(call, list(await method(*call, **options)), is_told)
+            return self._hear(call, list(await method(*call, **taken(options))), is_told)
 
         return asked if plain == name else awaited
 

@@ -24,6 +24,10 @@ _EXPECTED = {
     "metric": "the name of a metric",
     "surrogate": "a sentence, False or None",
     "metadata_key": "a string",
+    "normalize": "True or False",
+    "index": "a FAISS index of float vectors",
+    "documents": "a list of Documents, or a mapping from rows to them",
+    "embeddings": "LangChain Embeddings, a SentenceTransformer or an Explainer",
 }
 
 

@@ -174,6 +174,11 @@ def test_a_document_without_an_explanation_says_what_it_was_found_by(log):
     assert (record.query, record.asked(0), record.hits[0].query) == ("the cat?", "the cat? moon", "the cat? moon")
 
 
+def test_a_folder_is_no_log():
+    with pytest.raises(InvalidInput, match=r"log must be an ExplanationLog, not str: ExplanationLog\(folder\) opens"):
+        ExplanationLogHandler("rag-log")
+
+
 def test_a_key_that_is_none_is_refused(log):
     with pytest.raises(InvalidInput, match="answer_key must be the name of a key or a function of the state, not int"):
         ExplanationLogHandler(log, answer_key=7)

@@ -549,11 +549,15 @@ def test_what_is_refused_is_not_hidden_behind_an_error_of_pydantic() -> None:
         "explain must be": {"explain": "soon"},
         "top must be": {"top": -1},
         "time_limit must be": {"time_limit": -1.0},
+        "k must be a whole number, not 'many'": {"k": "many"},
+        "FaissDocumentRetriever has no field 'normalise': use index, documents, embeddings": {"normalise": True},
     }.items():
         with pytest.raises(InvalidInput) as refused:
             FaissDocumentRetriever(**{"index": index, "documents": given, "embeddings": hugging_face(), **fields})
         assert type(refused.value) is InvalidInput
         assert message in str(refused.value)
+    with pytest.raises(InvalidInput, match="embeddings must be LangChain Embeddings, a SentenceTransformer or an"):
+        FaissDocumentRetriever(index=index, documents=given)
     wide = FaissDocumentRetriever(index=faiss.IndexFlatIP(8), documents=[], embeddings=hugging_face())
     with pytest.raises(InvalidInput, match="the index has 8 dimensions and HuggingFaceEmbeddings gives 16"):
         wide.invoke(QUERY)

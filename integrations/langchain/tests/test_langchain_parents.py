@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from langchain_classic.retrievers import EnsembleRetriever, MultiVectorRetriever, ParentDocumentRetriever
@@ -23,6 +24,7 @@ from rag_explain.encoder.loading import packaged_path
 from rag_explain.log import ExplanationLog
 from rag_explain.log.verify import verify
 from rag_explain.results.notices import CHUNK, UNCHECKED
+from tests.support import postgres
 from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog look at the moon?"
@@ -291,3 +293,16 @@ def test_on_real_weights_the_chunks_score_is_explained_and_not_that_of_its_docum
     whole = Explainer(model).explain(question, texts[1]).score
     assert why.score == pytest.approx(first.hit.score, abs=1e-5)  # type: ignore[attr-defined]
     assert why.score > whole + 0.1
+
+
+def test_what_the_scored_search_does_not_take_fails_no_search() -> None:
+    """PGVector's plain search passes over options that it does not know; its scored one takes none of them."""
+    library = pytest.importorskip("langchain_postgres")
+    with postgres.engine() as engine:
+        store = library.PGVector(LocalEmbeddings(tiny("bert")), connection=engine, collection_name=uuid4().hex)
+        base = parents(store, search_kwargs={"k": 3, "score_threshold": 0.1})
+        found = ExplainingRetriever(retriever=base).invoke(QUERY)
+        plain = base.invoke(QUERY)
+        store.delete_collection()
+    assert found == plain != []
+    assert all(document.hit.score is not None for document in found)  # type: ignore[attr-defined]

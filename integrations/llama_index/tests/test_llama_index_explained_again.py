@@ -61,6 +61,8 @@ def test_the_logged_explanation_of_a_node_that_was_read_back(index: VectorStoreI
         get_explanation(NodeWithScore(node=TextNode(text="never found")), query=QUESTION, log=log)
     with pytest.raises(InvalidInput, match="pass query= and, with it, log= or explainer="):
         get_explanation(nodes[0], log=log)
+    with pytest.raises(InvalidInput, match=r"takes a NodeWithScore, not TextNode: NodeWithScore\(node=node\)"):
+        get_explanation(TextNode(text="alone"), query=QUESTION, log=log)  # type: ignore[arg-type]  # the mistake
 
 
 def test_from_kept_factors_it_is_computed_again_without_encoding_a_node(index: VectorStoreIndex) -> None:

@@ -24,6 +24,7 @@ from llama_index.retrievers.rag_explain import ExplainingRetriever, log_queries
 
 from integrations.llama_index.tests.conftest import LocalEmbedding
 from rag_explain import Explainer
+from rag_explain.errors import InvalidInput
 from rag_explain.log import ExplanationLog, Record
 from rag_explain.log.verify import verify
 from tests.support.models import CORPUS, tiny
@@ -121,6 +122,11 @@ def test_a_hundred_concurrent_queries_are_paired_correctly(retriever, log):
         asyncio.run(ask())
     check_pairing(list(log.records()), asked, retriever)
     assert len(listening._queries._open) == 0
+
+
+def test_a_folder_is_no_log(log):
+    with pytest.raises(InvalidInput, match=r"log must be an ExplanationLog, not PosixPath: ExplanationLog\(folder\)"):
+        log_queries(log.folder.path)
 
 
 def test_queries_in_threads_are_paired_correctly(retriever, log):

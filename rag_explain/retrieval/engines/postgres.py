@@ -17,12 +17,11 @@ _OPTIONS = {"isolation_level": "READ COMMITTED", "postgresql_readonly": True, "y
 
 def reading(handle: object) -> Callable[[Any, str, Row], list[Row]] | None:
     """What asks by such a handle; None for anything else, connections to other databases included."""
-    if getattr(getattr(handle, "dialect", None), "name", "postgresql") != "postgresql":
-        return None
     for name, kind, read in _KINDS:
         module = sys.modules.get(name)  # a handle cannot be there before its library is loaded
         if module is not None and isinstance(handle, getattr(module, kind)):
-            return read
+            dialect = getattr(handle, "dialect", None)  # of nothing else: any attribute of a store may be asked here
+            return read if getattr(dialect, "name", "postgresql") == "postgresql" else None
     return None
 
 

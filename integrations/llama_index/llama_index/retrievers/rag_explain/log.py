@@ -39,7 +39,7 @@ from llama_index.retrievers.rag_explain.postprocessor import ExplanationPostproc
 from llama_index.retrievers.rag_explain.runs import Answer
 
 from rag_explain.log import ExplanationLog
-from rag_explain.log.runs import NEVER_ENDED, OpenRuns
+from rag_explain.log.runs import NEVER_ENDED, OpenRuns, check_log
 from rag_explain.log.states import ANSWER_KEYS, QUESTION_KEYS, Key, Lookup, member
 
 
@@ -67,6 +67,7 @@ class log_queries:  # noqa: N801  # read as a verb: `with log_queries(log):`
         answer_key: Key | None = None,
         dispatcher: Any = None,
     ) -> None:
+        check_log(log)
         question = Lookup("question_key", question_key, (*QUESTION_KEYS, "user_msg"), asked)
         answer = Lookup("answer_key", answer_key, ANSWER_KEYS, answered)
         self._queries = queries = _Queries(log, dict(metadata or {}), question, answer)

@@ -15,6 +15,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from rag_explain import Explanation, Hit
+from rag_explain.errors import InvalidInput
 from rag_explain.log import LogSource, explain_again
 from rag_explain.results.hits import Hits
 from rag_explain.retrieval import UNNAMED, RetrievedDocument, same_score, scored
@@ -100,6 +101,9 @@ def get_explanation(
     """
     if isinstance(node, ExplainedNode) and node._hit is not None and (beside := node.explanation) is not None:
         return beside
+    if not isinstance(node, NodeWithScore):
+        kind = type(node).__name__
+        raise InvalidInput(f"get_explanation takes a NodeWithScore, not {kind}: NodeWithScore(node=node) makes one")
     found_node = RetrievedDocument(id=node.node.node_id, text=embedded(node.node))
     return explain_again(found_node, query, log, explainer, unit)
 

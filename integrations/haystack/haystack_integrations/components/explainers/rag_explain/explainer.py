@@ -32,6 +32,7 @@ from rag_explain.retrieval import (
     RetrievedDocument,
     Search,
     after,
+    check_source,
     has_model,
     retriever_reason,
 )
@@ -71,6 +72,7 @@ class DocumentExplainer:
         metric: str | None = None,
         surrogate: str | bool | None = None,
     ) -> None:
+        _check(explainer, document_embedder, surrogate)
         self.explainer: Any = str(explainer) if isinstance(explainer, Path) else explainer
         self.document_embedder = document_embedder
         self.explain, self.top, self.time_limit, self.unit = explain, top, time_limit, unit
@@ -193,3 +195,13 @@ class DocumentExplainer:
         if self._paired is None or not self._paired.is_of(query, document):
             self._paired = PairedEmbedder.of(query, document)
         return self._paired
+
+
+def _check(explainer: object, document_embedder: object, surrogate: object) -> None:
+    """Refuse what a component cannot be made with."""
+    if not (explainer is None or input_names(explainer)):
+        check_source(explainer)
+    if not (document_embedder is None or input_names(document_embedder)):
+        raise InvalidInput(f"document_embedder must be a document embedder, not {type(document_embedder).__name__}")
+    if not (surrogate is None or isinstance(surrogate, (str, bool))):
+        raise InvalidInput(f"surrogate must be a sentence, False or None, not {surrogate!r}")
