@@ -134,7 +134,8 @@ class HitExplainer(ProcessBound):
         check_mode(mode, top)
         search, documents = search or self._search(), list(found)
         reasons = [reason for reason in (search.surrogate, surrogate) if reason]
-        scoring = Scoring(search.metric if metric is None else Metric.named(metric), reasons, self.tolerance)
+        scores = search.metric if metric is None else Metric.named(metric)
+        scoring = Scoring(scores, reasons, self.tolerance, search.note)
         search = search if query_vector is None else replace(search, query_vector=query_vector)
         wanted = 0 if mode == "off" else len(documents) if top is None else top
         # A look asks for words. What runs on every answer asks for sentences, which are kept for a corpus.

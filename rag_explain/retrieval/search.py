@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,7 @@ class Search:
         metric: what the scores are.
         surrogate: why the scores are not the encoder's similarity alone, when they are not.
         name: what finds the documents: the first of every hit's stages.
+        note: what is not known of the search, where no score tells it.
         query_vector: what was searched with, where it is at hand: the embedder is then not asked for it.
     """
 
@@ -74,7 +75,17 @@ class Search:
     metric: Metric = UNKNOWN
     surrogate: str | None = None
     name: str = "the index"
+    note: str | None = None
     query_vector: Any = field(default=None, repr=False, compare=False)
+
+
+def readable(read: Callable[[], Search], source: ExplainerSource | None) -> Search:
+    """What a retriever is made of, or that it cannot be read at the moment, of which no search fails."""
+    try:
+        return read()
+    except Exception as error:
+        logger.warning("what searches cannot be read: %s: %s", type(error).__name__, error)
+        return Search(source=source, surrogate=f"what searched could not be read ({type(error).__name__}: {error})")
 
 
 @dataclass(frozen=True, eq=False)

@@ -117,6 +117,7 @@ class Scoring:
     metric: Metric
     reasons: Sequence[str]  # why the scores are not the encoder's similarity alone: reranked, mixed, diversified
     tolerance: float  # how far a score may be from the encoder's similarity before the two are said to differ
+    note: str | None = None  # what is not known of the search, where no score tells it
 
     def notices(self, explanation: Explanation | Highlights, score: float | None, seen: Seen) -> tuple[Notice, ...]:
         """What the explanation of a document with this score must say, beside what it says already."""
@@ -143,6 +144,8 @@ class Scoring:
                 found.append(_NOTHING if score is None else _UNKNOWN_SCORES)
             elif self.metric == UNKNOWN == seen.stored.metric and not (score is None and seen.stored.is_given):
                 found.append(_UNKNOWN_METRIC)
+            elif self.note is not None:
+                found.append(Notice(UNCHECKED, self.note, "note"))
         return tuple(found)
 
     def _agree(self, claimed: float, own: float, seen: Seen) -> bool:

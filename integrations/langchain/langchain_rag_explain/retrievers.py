@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -43,10 +44,15 @@ from rag_explain.retrieval import (
     RetrievedDocument,
     Search,
     collecting,
+    readable,
     refuse_several,
     retriever_reason,
 )
 
+_OWN_SEARCH = (
+    "the search of {} is not known here and told no score: that it ranks by this encoder's similarity was not checked; "
+    "pass vectorstore= instead of a retriever to have its scores compared"
+)
 _BY_SIMILARITY = ("similarity", "similarity_score_threshold")
 _Tell = Callable[[Sequence[Document]], list[RetrievedDocument]]
 
@@ -112,6 +118,12 @@ class ExplainingRetriever(HitRetriever):
             metric=metric if mode is None and _is_by_similarity(self.retriever) else UNKNOWN,
             surrogate=retriever_reason(self.surrogate, _surrogate(self.retriever) or mode),
             name=stage_name(self.retriever or self.vectorstore),
+            note=None if is_told or store is None else _OWN_SEARCH.format(type(store).__name__),
+        )
+
+    def _read(self, options: Mapping[str, Any]) -> Search:
+        return readable(
+            partial(self._search, options), None if isinstance(self.explainer, Embeddings) else self.explainer
         )
 
     @property
@@ -168,7 +180,7 @@ class ExplainingRetriever(HitRetriever):
         documents = documents[: options.get("k")]
         known = [_known(document, inner) for document in documents]
         found = _unless_known(tell(documents), documents, known)
-        hits = self._hit_explainer.hits(query, found, explain, top=top, search=self._search(options), known=known)
+        hits = self._hit_explainer.hits(query, found, explain, top=top, search=self._read(options), known=known)
         return self._delivered(query, documents, hits, run_manager)
 
     async def _aget_relevant_documents(
@@ -192,9 +204,7 @@ class ExplainingRetriever(HitRetriever):
         documents = documents[: options.get("k")]
         known = [_known(document, inner) for document in documents]
         found = _unless_known(tell(documents), documents, known)
-        hits = await self._hit_explainer.ahits(
-            query, found, explain, top=top, search=self._search(options), known=known
-        )
+        hits = await self._hit_explainer.ahits(query, found, explain, top=top, search=self._read(options), known=known)
         return await self._adelivered(query, documents, hits, run_manager)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:

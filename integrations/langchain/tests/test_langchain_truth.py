@@ -350,3 +350,35 @@ def test_a_retriever_of_ones_own_class_is_not_taken_for_the_plain_one() -> None:
     wrapped = ExplainingRetriever(retriever=Elsewhere(vectorstore=filled(InMemoryVectorStore(mine))))
     for _, explanation in explained(wrapped, "the moon"):
         assert "chosen by Elsewhere" in (explanation.surrogate or "")
+
+
+def test_a_search_of_a_stores_own_is_said_not_to_be_known() -> None:
+    class Asking(InMemoryVectorStore):
+        def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+            return super().similarity_search("the moon", k, **kwargs)
+
+    store = Asking(embeddings_of("huggingface", saved()))
+    store.add_texts(CORPUS, ids=IDS)
+    for document, explanation in explained(ExplainingRetriever(retriever=store.as_retriever())):
+        assert document.hit.score is None
+        (note,) = [notice for notice in explanation.notices if notice.code == UNCHECKED]
+        assert "the search of Asking is not known here" in note.text
+
+
+def test_a_store_that_cannot_be_read_fails_no_search() -> None:
+    class Fickle(InMemoryVectorStore):
+        is_broken = False
+
+        @property
+        def retrieval_mode(self) -> None:
+            if self.is_broken:
+                raise ConnectionError("no route to host")
+
+    store = Fickle(embeddings_of("huggingface", saved()))
+    store.add_texts(CORPUS, ids=IDS)
+    retriever = ExplainingRetriever(retriever=store.as_retriever(), explainer=Explainer(tiny("bert")))
+    wanted = [document.page_content for document in retriever.invoke(QUERY)]
+    Fickle.is_broken = True
+    found: list[Any] = retriever.invoke(QUERY)
+    assert [document.page_content for document in found] == wanted
+    assert "no route to host" in found[0].explanation.surrogate

@@ -54,6 +54,7 @@ from rag_explain.retrieval import (
     check_mode,
     check_source,
     collecting,
+    readable,
     refuse_several,
     report,
     retriever_reason,
@@ -126,6 +127,9 @@ class ExplainingRetriever(BaseRetriever):
             name=type(base).__name__,
         )
 
+    def _read(self) -> Search:
+        return readable(self._search, None if isinstance(self._explainer, BaseEmbedding) else self._explainer)
+
     def with_explain(self, explain: ExplainMode, *, top: int | None = None) -> ExplainingRetriever:
         """The same retriever in another mode, for one caller."""
         other = copy.copy(self)
@@ -154,7 +158,7 @@ class ExplainingRetriever(BaseRetriever):
     def _options(self, bundle: QueryBundle, nodes: list[NodeWithScore], inner: InnerHits) -> tuple[str, dict[str, Any]]:
         query, reason = query_string(bundle)
         known = [_known(node, inner) for node in nodes]
-        return query, {"top": self._top, "surrogate": reason, "search": self._search(), "known": known}
+        return query, {"top": self._top, "surrogate": reason, "search": self._read(), "known": known}
 
     def _beside(self, query: str, nodes: list[NodeWithScore], hits: Hits) -> list[NodeWithScore]:
         pairs = list(zip(nodes, hits, strict=True))
