@@ -105,7 +105,7 @@ def _handler(server: EmbeddingServer) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 return self.connection.close()
             if fault == "slow":
-                server.release.wait(5)
+                server.release.wait(60)  # until the test ends
             if fault == "at once":
                 time.sleep(0.1)
             return self.say(200, "nothing" if fault == "no json" else server.answer(asked, fault))
