@@ -144,7 +144,7 @@ class Scoring:
                 found.append(_NOTHING if score is None else _UNKNOWN_SCORES)
             elif self.metric == UNKNOWN == seen.stored.metric and not (score is None and seen.stored.is_given):
                 found.append(_UNKNOWN_METRIC)
-            elif self.note is not None:
+            elif self.note is not None and not found:
                 found.append(Notice(UNCHECKED, self.note, "note"))
         return tuple(found)
 

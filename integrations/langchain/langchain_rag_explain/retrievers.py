@@ -118,7 +118,7 @@ class ExplainingRetriever(HitRetriever):
             metric=metric if mode is None and _is_by_similarity(self.retriever) else UNKNOWN,
             surrogate=retriever_reason(self.surrogate, _surrogate(self.retriever) or mode),
             name=stage_name(self.retriever or self.vectorstore),
-            note=None if is_told or store is None else _OWN_SEARCH.format(type(store).__name__),
+            note=_own_search(self.retriever),
         )
 
     def _read(self, options: Mapping[str, Any]) -> Search:
@@ -341,6 +341,12 @@ def _surrogate(retriever: BaseRetriever | None) -> str | None:
     if kind not in _BY_SIMILARITY:
         return f"the documents were chosen by a search of type {kind!r}, not by this encoder's similarity alone"
     return None
+
+
+def _own_search(retriever: BaseRetriever | None) -> str | None:
+    """What is not known of a store that is asked as it is, and may search in a way of its own."""
+    store = retriever.vectorstore if isinstance(retriever, VectorStoreRetriever) and _is_plain(retriever) else None
+    return None if store is None or tells_scores(store) else _OWN_SEARCH.format(type(store).__name__)
 
 
 def _is_plain(retriever: BaseRetriever | None) -> bool:
