@@ -107,7 +107,7 @@ def holder_state(holder: object, model: object) -> list[Any]:
 
 def _identities(names: Mapping[str, object]) -> tuple[list[int], list[object]]:
     """Which objects these are. They are kept, so that no other object gets the id of one."""
-    values = list(names.values())
+    values = [value for name, value in names.items() if name != "__slotnames__"]  # `copy` writes it down once
     return list(map(id, values)), values
 
 
