@@ -133,6 +133,8 @@ class HitExplainer(ProcessBound):
         top = self.top if top is None else top
         check_mode(mode, top)
         search, documents = search or self._search(), list(found)
+        if unknown := [document for document in documents if not isinstance(document, RetrievedDocument)]:
+            raise InvalidInput(f"found must be RetrievedDocuments, not {type(unknown[0]).__name__}")
         reasons = [reason for reason in (search.surrogate, surrogate) if reason]
         scores = search.metric if metric is None else Metric.named(metric)
         scoring = Scoring(scores, reasons, self.tolerance, search.note)

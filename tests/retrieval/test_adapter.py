@@ -333,3 +333,8 @@ def test_a_model_is_enough_and_the_explainer_is_made_when_needed() -> None:
     assert hit.explanation is not None
     assert made == [retrieval.explainer]
     assert isinstance(HitExplainer(tiny(dtype=torch.float32)).explainer, Explainer)
+
+
+def test_a_text_in_place_of_a_retrieved_document_is_named() -> None:
+    with pytest.raises(InvalidInput, match="found must be RetrievedDocuments, not str"):
+        HitExplainer(explainer).hits(QUERY, ["the cat sat on the mat."])  # type: ignore[list-item]

@@ -10,7 +10,7 @@ from langchain_core.documents import Document
 from pydantic import PrivateAttr
 
 from rag_explain import Explanation, Hit
-from rag_explain.errors import FormatError
+from rag_explain.errors import FormatError, InvalidInput
 from rag_explain.log import LogSource, explain_again
 from rag_explain.retrieval import UNNAMED, RetrievedDocument, same_score, scored
 from rag_explain.texts.tokens import Unit
@@ -134,6 +134,8 @@ def get_explanation(
     looked up in `log` (an ExplanationLog or its folder), or else computed again by `explainer`, in this `unit`. A
     `LogError` says what the log has instead.
     """
+    if not isinstance(document, Document):
+        raise InvalidInput(f"get_explanation takes a Document that a retriever returned, not {type(document).__name__}")
     return _carried_explanation(document) or explain_again(
         RetrievedDocument(id=document.id, text=document.page_content), query, log, explainer, unit
     )

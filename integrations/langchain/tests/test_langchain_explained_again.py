@@ -134,3 +134,8 @@ def test_the_explainer_is_asked_where_the_log_has_nothing(store: InMemoryVectorS
     assert (logged.query, logged.unit) == (QUESTION, "sentence")
     assert (computed.query, computed.unit) == ("never asked?", "word")
     assert UNCHECKED in [notice.code for notice in computed.notices]
+
+
+def test_a_text_in_place_of_a_document_is_named() -> None:
+    with pytest.raises(InvalidInput, match="takes a Document that a retriever returned, not str"):
+        get_explanation("the cat sat on the mat.")  # type: ignore[arg-type]
