@@ -67,6 +67,7 @@ class Column(_Visible):
     title: str
     is_number: bool = False
     width: int | None = None
+    is_spare: bool = False  # left out first where room is scarce
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,35 @@ class Table(_Visible):
 
 
 @dataclass(frozen=True, slots=True)
+class Cell(_Visible):
+    """A short text in a grid, tinted by its value."""
+
+    text: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class GridRow(_Visible):
+    """One result: its rank, name and score, a cell for each head, and the numbers that no cell holds."""
+
+    rank: int
+    name: str
+    total: str
+    cells: tuple[Cell, ...]  # none where there is nothing to show
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grid(_Visible):
+    """Results by words, each cell tinted on one scale; a medium without room leaves out what stands last, then heads."""
+
+    heads: tuple[str, ...]
+    more: tuple[str, ...]  # heads of the numbers at the end of each row
+    rows: tuple[GridRow, ...]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class Legend(_Visible):
     """The scale of the tints, for a medium whose tints are continuous."""
 
@@ -90,7 +120,7 @@ class Legend(_Visible):
     text: str
 
 
-Block: TypeAlias = Texts | Words | Figures | Line | Table | Legend
+Block: TypeAlias = Texts | Words | Figures | Line | Table | Grid | Legend
 
 
 @dataclass(frozen=True, slots=True)

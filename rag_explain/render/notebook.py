@@ -8,7 +8,7 @@ scripts and styles are removed, still shows it.
 from typing import assert_never
 from xml.etree import ElementTree as ET
 
-from rag_explain.render.blocks import Block, Figures, Legend, Line, Table, Texts, View, Words
+from rag_explain.render.blocks import Block, Figures, Grid, Legend, Line, Table, Texts, View, Words
 from rag_explain.render.palette import EITHER, MARKED, POWER, STRENGTH
 from rag_explain.render.sentences import number
 
@@ -16,6 +16,7 @@ _ROOT = "line-height:1.6;max-width:60em;text-align:left"
 _MUTED = "opacity:.7;font-size:.85em"
 _CELL = "padding:.1em .8em .1em 0;text-align:left;background:none;border:0"
 _NUMBER = f"{_CELL};text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
+_HEAD = "padding:.1em .6em;text-align:center;border:0;min-width:5em"
 _QUERY = "font-size:1.1em;font-weight:600;white-space:pre-wrap"
 _TEXT = "white-space:pre-wrap;line-height:1.9;margin:.4em 0"
 _MARK = f"{_MUTED};border:1px dashed;border-radius:.3em;padding:0 .3em;margin:0 .3em"
@@ -57,6 +58,8 @@ def _block(target: ET.Element, block: Block) -> None:
             _add(target, "div", _TONES[block.tone], block.text)
         case Table():
             _table(target, block)
+        case Grid():
+            _grid(target, block)
         case Legend():
             _legend(_add(target, "div", _MUTED), block)
         case _:
@@ -98,6 +101,26 @@ def _table(target: ET.Element, table: Table) -> None:
         row = _add(drawn, "tr", "background:none")
         for cell, style in zip(cells, styles, strict=True):
             _add(row, "td", style, cell)
+
+
+def _grid(target: ET.Element, grid: Grid) -> None:
+    drawn = _add(_add(target, "div", "overflow-x:auto"), "table", "border-collapse:separate;border-spacing:2px;margin:.5em 0")
+    head = _add(drawn, "tr", "background:none")
+    for title, style in (("", _CELL), ("", _CELL), ("score", _NUMBER), *((one, _HEAD) for one in grid.heads)):
+        _add(head, "th", f"{style};font-weight:600", title).set("scope", "col")
+    for title in grid.more:
+        _add(head, "th", f"{_NUMBER};font-weight:400;opacity:.7", title).set("scope", "col")
+    for row in grid.rows:
+        line = _add(drawn, "tr", "background:none")
+        _add(line, "td", _NUMBER, str(row.rank))
+        _add(line, "th", f"{_CELL};font-weight:600", row.name).set("scope", "row")
+        _add(line, "td", _NUMBER, row.total)
+        for cell in row.cells:
+            met = _add(line, "td", f"{_HEAD};{_tint(cell.value, grid.scale)}")
+            _add(met, "div", "", cell.text).set("dir", "auto")
+            _add(met, "div", _MUTED, number(cell.value))
+        for text in row.more:
+            _add(line, "td", _NUMBER, text)
 
 
 def _legend(target: ET.Element, legend: Legend) -> None:

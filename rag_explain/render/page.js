@@ -86,7 +86,7 @@
       if (source.methods.length > 1) label.append(this.methodSwitch(source.methods));
       label.append(legend);
       const head = el("div", "query", label, this.line, this.status, this.live);
-      this.node.append(...notices(source.unread), head, ...this.cards.map((card) => card.node));
+      this.node.append(...notices(source.unread), head, ...this.overview(source.overview), ...this.cards.map((card) => card.node));
       // What sticks or scrolls into view below the query has to know how tall it is.
       new ResizeObserver(() => this.node.style.setProperty("--head", `${head.offsetHeight}px`)).observe(head);
       const sight = new IntersectionObserver((entries) => {
@@ -116,6 +116,48 @@
         group.append(el("label", "", input, method));
       });
       return group;
+    }
+
+    // Hits by the words of the query: a cell is the word of the document that a word of the query met most.
+    overview(grid) {
+      if (!grid) return [];
+      const head = (text, scope, className = "") => { const cell = el("th", className, named(text)); cell.scope = scope; return cell; };
+      const rows = grid.rows.map((row, at) => {
+        const link = el("button", "link", named(row.name));
+        link.type = "button";
+        link.addEventListener("click", () => this.show(at));
+        const cells = row.cells.map((cell, k) => {
+          const word = el("button", "tint cell", named(cell.text), num(cell.value));
+          word.type = "button";
+          word.title = `“${grid.heads[k]}” in ${row.name}: show its pairs`;
+          tint(word, cell.value, grid.scale);
+          word.addEventListener("click", () => this.show(at, grid.columns[k]));
+          return el("td", "", word);
+        });
+        if (!cells.length) { const none = el("td", "muted", "no explanation"); none.colSpan = grid.heads.length + grid.more.length; cells.push(none); }
+        const name = el("th", "", link);
+        name.scope = "row";
+        return el("tr", "", el("td", "num muted", `${row.rank}`), name, el("td", "num", row.total), ...cells, ...row.more.map((text) => el("td", "num muted", text)));
+      });
+      const heads = el("tr", "", el("td"), head("document", "col"), head("score", "col"), ...grid.heads.map((text) => head(text, "col", "word")), ...grid.more.map((text) => head(text, "col")));
+      const table = el("div", "scroll", el("table", "overview", el("thead", "", heads), el("tbody", "", ...rows)));
+      table.tabIndex = 0;
+      table.setAttribute("role", "region");
+      table.setAttribute("aria-label", "Hits by words of the query");
+      const lines = grid.said.map(([text, tone]) => el("p", tone === "warning" ? "notice" : tone === "muted" ? "muted small" : "reason", text));
+      return [el("div", "panel", ...lines, table)];
+    }
+
+    // Goes to a hit, and keeps the pairs of a word of the query there.
+    show(at, word) {
+      const card = this.cards[at];
+      this.active = card;
+      if (word !== undefined) this.pinned = { side: "query", index: word };
+      this.hover = null;
+      this.paint();
+      card.node.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+      card.node.focus({ preventScroll: true });
+      this.live.textContent = this.status.textContent;
     }
 
     // The query is drawn again only when its words are other words.
@@ -201,6 +243,7 @@
     constructor(section, source, index, only) {
       this.section = section; this.source = source; this.index = index; this.only = only;
       this.node = el("article", "card");
+      this.node.tabIndex = -1;
       this.draw();
     }
 

@@ -7,6 +7,7 @@ Content-Security-Policy, turns it into text nodes. Nothing in a document becomes
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -20,9 +21,10 @@ from rag_explain.render import notebook
 from rag_explain.render.blocks import View
 from rag_explain.render.sentences import all_visible, balance, facts, missing, names, notices, source, trust, unread
 from rag_explain.render.views.explanation import in_unit, pieces
+from rag_explain.render.views.overview import grid, said
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
-from rag_explain.results.hits import Hit
+from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.serialization import to_json
 from rag_explain.texts.tokens import Role
 
@@ -65,7 +67,7 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
         explanations = _explanations(item)
         asked = explanations[0].query if explanations else query  # without one, it stays with the query before it
         if not sections or asked != query:
-            sections.append({"unread": [], "methods": [], "cards": []})
+            sections.append({"unread": [], "methods": [], "cards": [], "hits": []})
             query = asked
         about = [text for one in explanations if asked is not None for text in unread(one, "query")]
         for name, values in (("unread", about), ("methods", [one.method for one in explanations])):
@@ -75,8 +77,21 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
         if isinstance(item, Hit):
             card |= {"rank": item.rank, "title": item.id, "text": item.text or ""}
             card |= {"facts": facts(item), "missing": missing(item)}
+            sections[-1]["hits"].append(item)
         sections[-1]["cards"].append(card)
+    for section in sections:
+        section["overview"] = _overview(section.pop("hits"))
     return {"open": len(items) == 1, "sections": sections}
+
+
+def _overview(hits: Sequence[Hit]) -> dict[str, Any] | None:
+    """The grid of words by hits as plain data, where there are several hits."""
+    found = Hits(hits).overview() if len(hits) > 1 else None
+    drawn = () if found is None else grid(found)
+    if found is None or not drawn:
+        return None
+    columns = found.columns(len(drawn[0].heads))
+    return {**asdict(drawn[0]), "columns": columns, "said": [[line.text, line.tone] for line in said(found)]}
 
 
 def _explanations(item: Item) -> tuple[Explanation, ...]:

@@ -4,20 +4,28 @@ The background of a terminal is not known, so words are tinted in steps that rea
 coloured, coloured and bold, reversed. What carries against the score is also underlined.
 """
 
-from typing import assert_never
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar, assert_never
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rag_explain.render.blocks import Block, Figures, Legend, Line, Table, Texts, View, Words
+from rag_explain.render.blocks import Block, Figures, Grid, GridRow, Legend, Line, Table, Texts, View, Words
 from rag_explain.render.palette import EITHER, GROUND
 
 # Share of the scale from which a word gets the first, second and third step.
 _STEPS = (0.15, 0.4, 0.7)
 _TONES = {"plain": "", "muted": "dim", "aside": "italic", "warning": "bold"}
 _BAR, _LABEL, _INDENT = 16, 8, 4
+_RANK, _GAP, _NUMBER = 5, 2, 6
+# Characters of a line below which bars are left out, and below which columns that can be spared are.
+_ROOMY, _NARROW = 60, 48
+
+T = TypeVar("T")
 
 
 def draw(view: View) -> RenderableType:
@@ -52,11 +60,24 @@ def _block(block: Block) -> RenderableType | None:
         case Line():
             return Text("! " * (block.tone == "warning") + block.text, _TONES[block.tone])
         case Table():
-            return _table(block)
+            return _Fitted(_table, block)
+        case Grid():
+            return _Fitted(_grid, block)
         case Legend():
             return None  # the steps of a terminal's tints are not to be read as values
         case _:
             assert_never(block)
+
+
+@dataclass(frozen=True)
+class _Fitted(Generic[T]):
+    """What is drawn for the room that there is."""
+
+    draw: Callable[[T, int], RenderableType]
+    block: T
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.draw(self.block, options.max_width)
 
 
 def _texts(texts: Texts) -> RichTable:
@@ -93,22 +114,73 @@ def _tint(value: float, scale: float) -> str:
     return (f"{colour}{line}", f"bold {colour}{line}", f"bold #ffffff on {ground}{line}")[step - 1]
 
 
-def _table(table: Table) -> RichTable:
+def _table(table: Table, room: int) -> RichTable:
+    """Words stay: where room is scarce the bars go first, and then the columns that can be spared."""
+    has_bars = bool(table.bars) and room >= _ROOMY
+    kept = [at for at, column in enumerate(table.columns) if room >= _NARROW or not column.is_spare]
     drawn = RichTable(
         box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False, show_header=table.brief is None
     )
-    for index, column in enumerate(table.columns):
+    for index in kept:
+        column = table.columns[index]
         if column.is_number:  # a long title may break, a number may not
             longest = max((len(row[index]) for row in table.rows), default=0)
             drawn.add_column(Text(column.title), justify="right", overflow="fold", min_width=longest)
         else:
             drawn.add_column(Text(column.title), overflow="fold", max_width=column.width)
-    if table.bars:
+    if has_bars:
         drawn.add_column("", no_wrap=True, min_width=_BAR)
     for index, row in enumerate(table.rows[: table.brief]):
-        bars = [_bar(table.bars[index], table.scale)] if table.bars else []
-        drawn.add_row(*map(Text, row), *bars)
+        bars = [_bar(table.bars[index], table.scale)] if has_bars else []
+        drawn.add_row(*(Text(row[at]) for at in kept), *bars)
     return drawn
+
+
+def _grid(grid: Grid, room: int) -> RichTable:
+    """What there is room for: the columns at the end go first, then the numbers, then the words with the weakest cells."""
+    names = min(max(cell_len(row.name) for row in grid.rows), max(8, room // 4)) + _GAP
+    left = room - names - _RANK - max(cell_len(row.total) for row in grid.rows) - _GAP
+    numbered = sum(_width(grid, at, True) for at in range(len(grid.heads)))
+    more = numbered + sum(len(head) + _GAP for head in grid.more) <= left
+    chosen = _fitting(grid, left) if numbered > left else list(range(len(grid.heads)))
+    drawn = RichTable(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
+    drawn.add_column("", justify="right")
+    drawn.add_column(Text(""), no_wrap=True, overflow="ellipsis", max_width=names - _GAP)
+    drawn.add_column(Text("score"), justify="right")
+    for at in chosen:
+        drawn.add_column(Text(grid.heads[at], "bold"))
+    for head in grid.more if more else ():
+        drawn.add_column(Text(head), justify="right")
+    for row in grid.rows:
+        drawn.add_row(*_grid_row(row, grid, chosen, more, numbered <= left))
+    return drawn
+
+
+def _fitting(grid: Grid, left: int) -> list[int]:
+    """The words with the strongest cells, without numbers; one always."""
+    sizes = [sum(abs(row.cells[at].value) for row in grid.rows if row.cells) for at in range(len(grid.heads))]
+    chosen: list[int] = []
+    for at in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
+        width = _width(grid, at, False)
+        if not chosen or width <= left:
+            chosen, left = [*chosen, at], left - width
+    return sorted(chosen)
+
+
+def _width(grid: Grid, at: int, has_numbers: bool) -> int:
+    cells = (cell_len(row.cells[at].text) for row in grid.rows if row.cells)
+    return max(cell_len(grid.heads[at]), max(cells) + _NUMBER * has_numbers) + _GAP
+
+
+def _grid_row(row: GridRow, grid: Grid, chosen: Sequence[int], more: bool, has_numbers: bool) -> list[Text]:
+    found = [Text(str(row.rank), "dim"), Text(row.name, "bold"), Text(row.total)]
+    if not row.cells:
+        return [*found, Text("no explanation", "italic")]
+    for at in chosen:
+        cell = row.cells[at]
+        value = (f" {cell.value:+.2f}" if has_numbers else "", "dim")
+        found.append(Text.assemble((cell.text, _tint(cell.value, grid.scale)), value))
+    return [*found, *(Text(one, "dim") for one in (row.more if more else ()))]
 
 
 def _bar(value: float, scale: float) -> Text:

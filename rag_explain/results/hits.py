@@ -13,6 +13,7 @@ from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.highlights import Highlights
 from rag_explain.results.metric import Metric
+from rag_explain.results.overview import Overview
 from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.results.serialization import to_plain
 from rag_explain.results.stages import Stage, ranking_notices
@@ -144,6 +145,12 @@ class Hits(tuple[Hit, ...], Displayable):
         else:
             load(hit._part(part) for hit in self)
         return self
+
+    def overview(self) -> Overview:
+        """What the words of the query found in each hit, and why the first one came first; computed in one batch."""
+        self.load()
+        explained = next((hit for hit in self if hit.explanation is not None), None)
+        return Overview.of(self, None if explained is None else explained._part("itself").get())
 
     __str__ = object.__str__  # printing computes nothing
 

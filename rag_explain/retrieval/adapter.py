@@ -212,9 +212,12 @@ class _Query:
         self.owner, self.text, self.scoring, self.moment, self.unit = owner, text, scoring, moment, unit
         self._explainer: Explainer | None = None
         self._batches: dict[str, _Batch] = {}
+        self._itself = Deferred(self._explained_itself)
 
     def deferred(self, document: RetrievedDocument, name: str) -> Deferred[Any]:
         """A part of a hit, by its name in `_COMPUTED`, to be computed with those of the other hits."""
+        if name == "itself":
+            return self._itself
         return self._batches.setdefault(name, self._batches.get(name) or _Batch(self, name)).deferred(document)
 
     @property
@@ -222,6 +225,12 @@ class _Query:
         """Read anew for each query: the model as it is now, used as it was in the search."""
         self._explainer = self._explainer or self.owner._moments.explainer(self.moment)
         return self._explainer
+
+    def _explained_itself(self) -> Explanation:
+        """The query explained as a document, which tells how much each of its words weighs."""
+        if not self.explainer.method.linear:
+            raise InvalidInput(f"{self.explainer.method.name} does not tell how much a word of a query weighs")
+        return self.explainer.explain(self.text, self.text, unit="word")
 
     def checked(self, found: Sequence[tuple[RetrievedDocument, Any]]) -> list[Any]:
         return self.owner._checks.checked(self.explainer, self.moment, self.text, self.scoring, found)

@@ -166,7 +166,7 @@ def test_hits_say_once_what_was_not_read_of_the_query_and_each_what_was_not_read
     for text in told(found):
         assert text.count(ABOUT_QUERY.text) == 1
         assert text.count(ABOUT_DOCUMENT.text) == 2
-        one, two, three = (text.index(name) for name in ("doc-1", "doc-2", "doc-3"))
+        one, two, three = (text.rindex(name) for name in ("doc-1", "doc-2", "doc-3"))
         assert one < text.index(ABOUT_DOCUMENT.text) < two < text.rindex(ABOUT_DOCUMENT.text) < three
     sections = page_data(found.to_html())["sections"]
     assert [section["unread"] for section in sections] == [[ABOUT_QUERY.text], []]

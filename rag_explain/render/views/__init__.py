@@ -10,12 +10,14 @@ from rag_explain.render.views.evidence import evidence_view
 from rag_explain.render.views.explanation import explanation_view
 from rag_explain.render.views.highlights import highlights_view
 from rag_explain.render.views.hits import hits_view
+from rag_explain.render.views.overview import overview_view
 from rag_explain.results.comparison import Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.highlights import Highlights
 from rag_explain.results.hits import Hit, Hits
+from rag_explain.results.overview import Overview
 
 _VIEWS: dict[type[Any], Callable[..., View]] = {
     Explanation: explanation_view,
@@ -25,6 +27,7 @@ _VIEWS: dict[type[Any], Callable[..., View]] = {
     Comparison: comparison_view,
     Evidence: evidence_view,
     Highlights: highlights_view,
+    Overview: overview_view,
 }
 
 

@@ -19,7 +19,7 @@ _COLUMNS = (
     Column("query", width=24),
     Column("document", width=44),
     Column("score units", is_number=True),
-    Column("share of Σ|pairs|", is_number=True),
+    Column("share of Σ|pairs|", is_number=True, is_spare=True),
 )
 
 

@@ -16,9 +16,10 @@ from rag_explain.render.views.explanation import (
     warnings,
     words,
 )
+from rag_explain.render.views.overview import overview_view
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
-from rag_explain.results.hits import Hit
+from rag_explain.results.hits import Hit, Hits
 from rag_explain.texts.tokens import Unit
 
 # Pairs in a table that can be folded away.
@@ -34,10 +35,12 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> V
     scales = _scales(explained)
     sections = [_query(explained, explained[0].query)] if explained else []
     query = explained[0].query if explained else None
+    if explained:
+        sections += _overview(hits, query)
     for hit, why in zip(hits, shown, strict=True):
         if why is not None and why.query != query:
             query = why.query
-            sections.append(_query(explained, query))
+            sections += _query(explained, query), *_overview(hits, query)
         body: tuple[Block, ...] = Words((Piece(hit.text or ""),)), Line(sentences.missing(hit), "aside")
         if why is not None:
             tint, bar = scales[why.method]
@@ -61,6 +64,12 @@ def _notes(explained: Sequence[Explanation], scales: Mapping[str, tuple[float, f
     sources = (Line(source, "muted") for source in dict.fromkeys(map(sentences.source, explained)))
     keys = (key(one, "pairs in score units, with their share of Σ|pairs|; ") for one in explained[:1])
     return Section((*sources, *keys, *(legend(tint, method) for method, (tint, _) in scales.items())))
+
+
+def _overview(hits: Iterable[Hit], query: str | None) -> View:
+    """What the words of one query found in its hits, where there are several."""
+    found = Hits(hit for hit in hits if hit.explanation is not None and hit.explanation.query == query)
+    return overview_view(found.overview()) if len(found) > 1 and query is not None else ()
 
 
 def _query(explained: Sequence[Explanation], query: str | None) -> Section:

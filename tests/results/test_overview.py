@@ -1,0 +1,177 @@
+"""The overview of hits: which words met, why the first came first, and where that sentence would be a naive one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rag_explain.render.notebook import draw as draw_notebook
+from rag_explain.render.terminal import plain_text
+from rag_explain.render.views import view_of
+from rag_explain.results.deferred import Deferred
+from rag_explain.results.explanation import Explanation
+from rag_explain.results.hits import Hit, Hits
+from rag_explain.results.notices import MISMATCH, TRUNCATED, Notice
+from rag_explain.results.overview import Overview
+from rag_explain.texts.segments import word_spans
+from rag_explain.texts.tokens import Token
+
+QUERY = "my laptop is slow"
+
+
+def words(text: str) -> tuple[Token, ...]:
+    return tuple(Token(text[start:end], start, end) for start, end in word_spans(text))
+
+
+def pair(
+    document: str, carried: Mapping[tuple[str, str], float], rest: float = 0.0, query: str = QUERY
+) -> Explanation:
+    """An explanation by words whose pairs carry just these values, and no word the rest."""
+    left, right = words(query), words(document)
+    matrix = np.zeros((len(left) + 1, len(right) + 1), np.float32)
+    matrix[-1, -1] = rest
+    for (one, other), value in carried.items():
+        matrix[[w.text for w in left].index(one), [w.text for w in right].index(other)] = value
+    score = float(matrix.sum(dtype=np.float64))
+    return Explanation(
+        query=query,
+        document=document,
+        query_tokens=left,
+        document_tokens=right,
+        matrix=matrix,
+        score=score,
+        method="bilrp",
+        unit="word",
+    )
+
+
+def of(*found: Explanation, itself: Explanation | None = None) -> Overview:
+    return Overview.of(hits(found), itself)
+
+
+def hits(found: Sequence[Explanation | None]) -> Hits:
+    names = "abcdef"
+    made = (
+        Hit(id=names[at], text="", rank=at + 1, score=None if one is None else one.score, metric="cosine", handle=handle)
+        for at, one in enumerate(found)
+        for handle in [Deferred.skipped("not asked for") if one is None else Deferred.ready(one)]
+    )
+    return Hits(made)
+
+
+FIRST = pair("a sluggish notebook", {("slow", "sluggish"): 0.3, ("laptop", "notebook"): 0.2, ("my", "a"): 0.01})
+
+
+def test_the_first_came_first_because_of_the_words_that_carry_its_lead() -> None:
+    found = of(FIRST, pair("a fast battery", {("slow", "fast"): 0.05, ("laptop", "battery"): 0.04, ("my", "a"): 0.02}))
+    assert found.reason == "a came first because “slow” met sluggish and “laptop” met notebook; no word in common."
+    assert found.margin == "0.4000 ahead of b; of that “slow” +0.2500, “laptop” +0.1600, no word +0.0000"
+
+
+def test_a_word_that_both_hits_met_alike_is_no_reason() -> None:
+    """The naive sentence names the strongest pair, which the second hit has too."""
+    second = pair("another notebook", {("laptop", "notebook"): 0.5, ("slow", "another"): 0.01})
+    first = pair("a sluggish notebook", {("laptop", "notebook"): 0.5, ("slow", "sluggish"): 0.1})
+    assert of(first, second).reason == "a came first because “slow” met sluggish; no word in common."
+
+
+def test_the_same_word_met_more_strongly_is_said_so() -> None:
+    first, second = (pair(f"{which} notebook", {("laptop", "notebook"): v}) for which, v in (("one", 0.5), ("two", 0.2)))
+    assert "“laptop” met notebook more strongly than in b" in of(first, second).reason
+
+
+def test_a_lead_that_no_word_carries_is_said_so() -> None:
+    """The naive sentence says that slow met sluggish, in a hit that came first for its biases."""
+    first = pair("a sluggish one", {("slow", "sluggish"): 0.2}, rest=0.3)
+    found = of(first, pair("a lazy one", {("slow", "lazy"): 0.19}))
+    assert found.reason == "a came first mostly by what no word carries; no word in common."
+    assert found.margin.endswith("no word +0.3000")
+
+
+def test_a_lead_in_many_words_names_none() -> None:
+    query = "one two three four five six seven eight nine ten eleven twelve"
+    first = pair(query, {(word, word): 0.1 for word in query.split()}, query=query)
+    second = pair("nothing", {}, query=query)
+    assert of(first, second).reason.startswith("a came first by many small differences; in common: one, two")
+
+
+def test_half_of_a_lead_is_most_of_it_and_not_all() -> None:
+    first = pair("slow my laptop is", {("slow", "slow"): 0.2, **{(w, w): 0.05 for w in ("my", "laptop", "is")}}, 0.1)
+    assert of(first, pair("b", {})).reason.startswith("a came first mostly because “slow” met slow")
+
+
+def test_a_word_without_one_counterpart_counted_over_the_whole_text() -> None:
+    text = "a b c d e f g h"
+    first = pair(text, {("slow", letter): 0.05 for letter in text.split()})
+    assert of(first, pair("b", {})).reason == (
+        "a came first because “slow” counted over the whole text; no word in common."
+    )
+
+
+def test_hits_that_are_level_or_the_wrong_way_round_are_not_explained_away() -> None:
+    assert of(FIRST, FIRST).reason.startswith("a and b are level")
+    lower = pair("lower", {("slow", "lower"): 0.1})
+    assert of(lower, FIRST).reason == (
+        "a came first in the index, and by the exact similarity b is 0.4100 ahead."
+    )
+
+
+@pytest.mark.parametrize("changed", [{"additive": False}, {"notices": (Notice(MISMATCH, "the index has others"),)}])
+@pytest.mark.parametrize("which", [0, 1])
+def test_no_reason_is_given_for_a_ranking_that_was_not_computed_here(changed: dict[str, object], which: int) -> None:
+    found = [FIRST, pair("lower", {("slow", "lower"): 0.1})]
+    found[which] = replace(found[which], **changed)  # type: ignore[arg-type]
+    assert "because" not in of(*found).reason
+
+
+def test_words_in_common_are_those_of_what_was_read() -> None:
+    cut = replace(FIRST, notices=(Notice(TRUNCATED, "cut", side="document"),))
+    assert of(cut).reason == "a was found: no word in common in what was read."
+    assert of(pair("My slow thing", {("slow", "slow"): 0.1})).reason == "a was found: in common: my, slow."
+
+
+def test_a_word_that_nothing_speaks_to_is_named_and_is_no_reason() -> None:
+    query = "slow refund"
+    itself = pair(query, {("slow", "slow"): 0.4, ("refund", "refund"): 0.6}, query=query)
+    first = pair("sluggish bank", {("slow", "sluggish"): 0.2, ("refund", "bank"): 0.1}, query=query)
+    second = pair("c d", {("slow", "c"): 0.05, ("refund", "d"): 0.02}, query=query)
+    found = of(first, second, itself=itself)
+    assert found.silent == ("refund",)
+    assert "refund" not in found.reason
+    spoken = pair("reimbursement d", {("refund", "reimbursement"): 0.13}, query=query)
+    assert of(first, spoken, itself=itself).silent == ()
+
+
+def test_a_word_of_little_weight_is_never_missed() -> None:
+    itself = pair(QUERY, {("slow", "slow"): 0.5, ("laptop", "laptop"): 0.5, ("my", "my"): 0.05})
+    assert of(FIRST, itself=itself).silent == ()
+    assert of(FIRST).silent is None
+
+
+def test_a_hit_without_explanation_keeps_its_row() -> None:
+    found = Overview.of(hits([FIRST, None, pair("lower", {("slow", "lower"): 0.1})]))
+    assert [bool(row.meetings) for row in found.rows] == [True, False, True]
+    assert found.reason == "a was found: no word in common."
+    assert "no explanation" in plain_text(view_of(found))
+
+
+def test_the_grid_shows_the_words_that_carry_most_and_sums_the_others() -> None:
+    found = of(FIRST, pair("a fast battery", {("slow", "fast"): 0.05, ("laptop", "battery"): 0.04}, rest=0.02))
+    assert found.columns(6) == (1, 3)
+    assert found.columns(1) == (3,)
+    lines = str(found).splitlines()
+    (head,) = [line for line in lines if "score" in line]
+    assert head.split() == ["score", "laptop", "slow", "other", "words", "no", "word"]
+    assert lines[-1].split() == ["2", "b", "0.1100", "battery", "+0.04", "fast", "+0.05", "+0.0000", "+0.0200"]
+    assert "sluggish" in draw_notebook(view_of(found))
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 160])
+def test_where_there_is_no_room_words_stay_and_numbers_go(width: int) -> None:
+    shown = plain_text(view_of(of(FIRST, pair("a fast battery", {("slow", "fast"): 0.05}))), width)
+    assert all(len(line) <= width for line in shown.splitlines())
+    assert "sluggish" in shown
+    assert ("+0.30" in shown) == (width >= 60)
