@@ -28,7 +28,18 @@ from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.deferred import Deferred
 from rag_explain.texts.segments import word_spans
 
-FOREIGN = ("refund", "violin", "marmalade", "umbrella", "wedding", "kangaroo", "mortgage", "football", "pyramid", "guitar")
+FOREIGN = (
+    "refund",
+    "violin",
+    "marmalade",
+    "umbrella",
+    "wedding",
+    "kangaroo",
+    "mortgage",
+    "football",
+    "pyramid",
+    "guitar",
+)
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 HITS = 5
 RESULT = Path(__file__).parent / "results" / "overview.json"

@@ -81,6 +81,13 @@ class Table(_Visible):
     scale: float = 0.0  # the |value| of the longest bar
     # One of several tables of the same columns: a medium that can fold it does, others show so many rows, no headings.
     brief: int | None = None
+    total: int = 0  # how many rows there are, if these are only the first
+    shares: tuple[float, ...] = ()  # of the whole, for each of these
+
+    def left_out(self, shown: int) -> str:
+        """How many rows are not shown, and what share of the whole they have; nothing where all are."""
+        others, share = self.total - shown, 1 - sum(self.shares[:shown])
+        return f"{others:,} other{'s' if others > 1 else ''}: {share:.0%}" if others > 0 else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,10 +101,14 @@ def _table(target: ET.Element, table: Table) -> None:
         row = _add(drawn, "tr", "background:none")
         for cell, style in zip(cells, styles, strict=True):
             _add(row, "td", style, cell)
+    if rest := table.left_out(len(table.rows)):
+        _add(target, "div", _MUTED, rest)
 
 
 def _grid(target: ET.Element, grid: Grid) -> None:
-    drawn = _add(_add(target, "div", "overflow-x:auto"), "table", "border-collapse:separate;border-spacing:2px;margin:.5em 0")
+    drawn = _add(
+        _add(target, "div", "overflow-x:auto"), "table", "border-collapse:separate;border-spacing:2px;margin:.5em 0"
+    )
     head = _add(drawn, "tr", "background:none")
     for title, style in (("", _CELL), ("", _CELL), ("score", _NUMBER), *((one, _HEAD) for one in grid.heads)):
         _add(head, "th", f"{style};font-weight:600", title).set("scope", "col")

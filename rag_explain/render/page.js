@@ -32,6 +32,12 @@
     node.classList.toggle("marked", strength > 0.1);
   };
 
+  // Code is lines of which most are indented or end in what ends a line of a program.
+  const isCode = (pieces) => {
+    const lines = pieces.map(([text]) => text).join("").split("\n").filter((line) => line.trim());
+    return lines.length > 2 && lines.filter((line) => /^(\t| {2,})\S|[{};:,)\]]\s*$/.test(line)).length > lines.length / 2;
+  };
+
   // What one explanation says, derived once from its pairs.
   const derive = (shown) => {
     const columns = shown.documentNames.map((_, j) => shown.pairs.map((row) => row[j]));
@@ -78,11 +84,12 @@
       this.status = el("div", "status");
       this.live = el("div", "hidden");
       this.live.setAttribute("aria-live", "polite");
+      this.of = el("span", "of");
       this.low = el("span", "num"); this.high = el("span", "num");
       const ramp = el("span", "ramp");
       ramp.setAttribute("aria-hidden", "true");
       const legend = el("span", "legend", this.low, ramp, this.high);
-      const label = el("div", "label", el("h2", "", "Query"));
+      const label = el("div", "label", el("h2", "", "Query", this.of));
       if (source.methods.length > 1) label.append(this.methodSwitch(source.methods));
       label.append(legend);
       const head = el("div", "query", label, this.line, this.status, this.live);
@@ -97,6 +104,18 @@
         }
       });
       for (const card of this.cards) sight.observe(card.node);
+      // The numbers of the query are those of the hit that is read: the first below the query that is in sight.
+      let waits = false;
+      addEventListener("scroll", () => {
+        if (waits || this.hover || this.cards.length < 2) return;
+        waits = true;
+        requestAnimationFrame(() => {
+          waits = false;
+          const edge = head.getBoundingClientRect().bottom + 24;
+          const read = this.cards.find((card) => card.shown && card.node.getBoundingClientRect().bottom > edge);
+          if (read && read !== this.active && !this.pinned?.card) { this.active = read; this.paint(); }
+        });
+      }, { passive: true });
       this.node.addEventListener("keydown", (event) => {
         if (event.key === "Escape") { this.pinned = null; this.hover = null; this.paint(); }
       });
@@ -204,6 +223,7 @@
       }
       if (!shown) return;
       this.drawQuery(shown);
+      this.of.replaceChildren(...(this.cards.length > 1 ? [" in ", named(this.active.title)] : []));
       const scale = scales[shown.method];
       const onWord = target && target.side === "document";
       const values = onWord ? shown.columns[target.index] : shown.querySums;
@@ -216,7 +236,7 @@
       });
       const reach = target ? scale.pairs : scale.words;
       this.low.textContent = signed(-reach);
-      this.high.textContent = `${signed(reach)} score units`;
+      this.high.textContent = `${signed(reach)} ${shown.units}`;
       this.status.replaceChildren(...this.tell(target, shown));
     }
 
@@ -227,13 +247,13 @@
         const value = shown.pairs[target.other][target.index];
         const cosine = shown.similarities ? `, cosine ${shown.similarities[target.other][target.index].toFixed(3)}` : "";
         return [bold(shown.queryNames[target.other]), " met ", bold(shown.documentNames[target.index]), ": ", num(value),
-          ` score units, ${percent(value, shown.absolute)} of the sum of |pairs|${cosine}`];
+          ` ${shown.units}, ${percent(value, shown.absolute)} of the sum of |pairs|${cosine}`];
       }
       const query = target.side === "query";
       const values = query ? shown.pairs[target.index] : shown.columns[target.index];
       const others = query ? shown.documentNames : shown.queryNames;
       const best = values.map((value, k) => [value, k]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 3);
-      const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num((query ? shown.querySums : shown.documentSums)[target.index]), " score units; met "];
+      const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num((query ? shown.querySums : shown.documentSums)[target.index]), ` ${shown.units}; met `];
       best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", named(others[k]), " ", num(value)));
       return parts;
     }
@@ -251,7 +271,8 @@
       const { source, section } = this;
       this.tinted = undefined;
       this.shown = source.shown.find((one) => one.method === section.method) ?? source.shown[0];
-      const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", source.title || (this.only ? "Document" : `Document ${this.index + 1}`));
+      this.title = source.title || (this.only ? "Document" : `Document ${this.index + 1}`);
+      const title = el("h3", "", source.rank ? el("span", "rank", `${source.rank}`) : "", this.title);
       title.setAttribute("dir", "auto");
       const head = el("header", "", title);
       if (source.facts) head.append(el("span", "facts", source.facts));
@@ -284,7 +305,7 @@
     }
 
     document() {
-      const text = el("p", "text");
+      const text = el("p", isCode(this.shown.document) ? "text code" : "text");
       text.setAttribute("dir", "auto");
       text.setAttribute("role", "group");
       text.setAttribute("aria-label", "Document: the arrow keys move from word to word");
@@ -367,7 +388,7 @@
     pairTable() {
       const { shown } = this;
       this.caption = el("caption", "");
-      const heads = [["what", `query → document`], ["value", "score units"], ["share", "share"]].map(([name, text]) => {
+      const heads = [["what", `query → document`], ["value", shown.units], ["share", "share"]].map(([name, text]) => {
         const head = el("th", name, text);
         head.scope = "col";
         if (name === "share") head.title = "of the sum of |pairs|";
@@ -383,8 +404,10 @@
         this.body.append(row);
         return row;
       });
-      shown.top = shown.cells.slice(0, PAIR_ROWS);
-      return el("table", "pairs", this.caption, el("thead", "", el("tr", "", ...heads)), this.body);
+      this.others = el("td", "others");
+      this.others.colSpan = 3;
+      const foot = el("tfoot", "", el("tr", "", this.others));
+      return el("table", "pairs", this.caption, el("thead", "", el("tr", "", ...heads)), this.body, foot);
     }
 
     fillPairs(title, cells) {
@@ -401,6 +424,9 @@
         value.replaceChildren(num(cell.value));
         part.textContent = percent(cell.value, this.shown.absolute);
       });
+      const others = cells.slice(PAIR_ROWS);
+      const share = percent(sum(others.map((cell) => Math.abs(cell.value))), this.shown.absolute);
+      this.others.textContent = others.length ? `${others.length} other${others.length > 1 ? "s" : ""}: ${share}` : "";
     }
 
     wordGrid() {
@@ -459,7 +485,8 @@
     table(title, heads, rows) {
       const byWord = !this.shown.sentences;
       const line = el("tr", "", ...(byWord ? [el("td")] : []), ...heads.map((name) => {
-        const head = el("th", "", el("span", "", name));
+        // Letters that stand upright in a vertical line are not turned.
+        const head = el("th", "", el("span", /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Hangul}]/u.test(name) ? "upright" : "", name));
         head.scope = "col";
         return head;
       }));
@@ -496,7 +523,7 @@
       if (target?.other !== undefined) return;
       if (byQuery) this.fillPairs(["Pairs of “", named(shown.queryNames[target.index]), "”"], shown.cells.filter((cell) => cell.i === target.index));
       else if (onWord) this.fillPairs(["Pairs of “", named(shown.documentNames[target.index]), "”"], shown.cells.filter((cell) => cell.j === target.index));
-      else this.fillPairs(["Strongest pairs"], shown.top);
+      else this.fillPairs(["Strongest pairs"], shown.cells);
     }
   }
 

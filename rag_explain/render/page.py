@@ -19,7 +19,18 @@ from numpy.typing import NDArray
 from rag_explain.errors import InvalidInput
 from rag_explain.render import notebook
 from rag_explain.render.blocks import View
-from rag_explain.render.sentences import all_visible, balance, facts, missing, names, notices, source, trust, unread
+from rag_explain.render.sentences import (
+    all_visible,
+    balance,
+    facts,
+    missing,
+    names,
+    notices,
+    source,
+    trust,
+    units,
+    unread,
+)
 from rag_explain.render.views.explanation import in_unit, pieces
 from rag_explain.render.views.overview import grid, said
 from rag_explain.results.deferred import load
@@ -110,6 +121,7 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
         **{name: getattr(shown, name) for name in ("method", "unit", "score", "unattributed", "additive")},
         "balance": balance(shown),
         "trust": trust(shown),
+        "units": units(shown),
         "source": source(shown),
         "unread": unread(shown, None if shown.query is None else "document"),
         "notices": notices(shown),

@@ -56,6 +56,11 @@ def number(value: float) -> str:
     return f"{value:+.4f}"
 
 
+def units(explanation: Explanation) -> str:
+    """What the numbers of an explanation are: parts of its score only where they are meant to add up to it."""
+    return "score units" if explanation.additive else f"{explanation.method} values"
+
+
 def parts(total: float, unattributed: float, unit: Unit) -> str:
     """What to write after a total: the sum of what pairs of this unit carry and what no pair carries."""
     return f" = {number(total - unattributed)} {unit}s {number(unattributed)} no {unit}"
@@ -138,4 +143,4 @@ def met(explanation: Explanation, side: Role, index: int) -> str:
     others = explanation.document_tokens if side == "query" else explanation.query_tokens
     best = np.argsort(-np.abs(row), kind="stable")[:_MET]
     named = ", ".join(f"{name(others[k], int(k))} {number(float(row[k]))}" for k in best)
-    return f"carries {number(float(row.sum()))} score units; met {named}" if named else ""
+    return f"carries {number(float(row.sum()))} {units(explanation)}; met {named}" if named else ""

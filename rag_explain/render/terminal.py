@@ -114,7 +114,7 @@ def _tint(value: float, scale: float) -> str:
     return (f"{colour}{line}", f"bold {colour}{line}", f"bold #ffffff on {ground}{line}")[step - 1]
 
 
-def _table(table: Table, room: int) -> RichTable:
+def _table(table: Table, room: int) -> RenderableType:
     """Words stay: where room is scarce the bars go first, and then the columns that can be spared."""
     has_bars = bool(table.bars) and room >= _ROOMY
     kept = [at for at, column in enumerate(table.columns) if room >= _NARROW or not column.is_spare]
@@ -133,6 +133,8 @@ def _table(table: Table, room: int) -> RichTable:
     for index, row in enumerate(table.rows[: table.brief]):
         bars = [_bar(table.bars[index], table.scale)] if has_bars else []
         drawn.add_row(*(Text(row[at]) for at in kept), *bars)
+    if rest := table.left_out(len(table.rows[: table.brief])):
+        return Group(drawn, Text(rest, "dim"))
     return drawn
 
 

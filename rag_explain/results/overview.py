@@ -101,7 +101,9 @@ def _row(hit: Hit, shown: Explanation | None) -> Row:
 
 
 def _meetings(shown: Explanation) -> Iterator[Meeting]:
-    names = [f"sentence {j + 1}" if shown.unit == "sentence" else one.label for j, one in enumerate(shown.document_tokens)]
+    names = [
+        f"sentence {j + 1}" if shown.unit == "sentence" else one.label for j, one in enumerate(shown.document_tokens)
+    ]
     for row in shown.pairs:
         best = int(np.argmax(row)) if row.size else None
         value = 0.0 if best is None else float(row[best])

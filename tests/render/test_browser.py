@@ -502,3 +502,68 @@ def test_empty_pages_are_pages(show: Open) -> None:
     assert page.locator(".card").count() == 2
     page = show(replace(explain(), query=None, document=None).to_html())
     assert page.locator(".text").inner_text().startswith("[CLS] 2 3 ")
+
+
+def test_the_overview_leads_to_the_word_in_the_hit(show: Open) -> None:
+    page = show(write_page(hits(documents=[f"{DOCUMENT} {k}" for k in range(6)])))
+    cells = page.locator(".overview tbody tr").nth(4).locator(".cell")
+    heads = [head.inner_text() for head in page.locator(".overview th.word").all()]
+    cells.nth(heads.index("password")).click()
+    card = page.locator(".card").nth(4)
+    expect(caption(card)).to_have_text("Pairs of “password”")
+    expect(asked(page, "password")).to_have_attribute("aria-pressed", "true")
+    expect(card).to_be_focused()
+    expect(page.locator(".query .of")).to_have_text(" in doc-5")
+
+
+def test_one_hit_has_no_overview(show: Open) -> None:
+    assert show(write_page([hits()[0]])).locator(".overview").count() == 0
+
+
+def test_the_numbers_of_the_query_are_those_of_the_hit_that_is_read(show: Open) -> None:
+    found = hits(documents=[f"{DOCUMENT} {k}" for k in range(6)])
+    page = show(write_page(found))
+    for place in (3, 1):
+        page.locator(".card").nth(place).evaluate("node => node.scrollIntoView()")
+        expect(page.locator(".query .of")).to_have_text(f" in {found[place].id}")
+        sums = found[place].explanation.by_word().query_saliency().tolist()  # type: ignore[union-attr]
+        for word_of_query, value in zip(page.locator(".words button .num").all(), sums, strict=True):
+            expect(word_of_query).to_have_text(f"{'−' if value < 0 else '+'}{abs(value):.4f}")
+
+
+def test_paper_keeps_the_tints_and_begins_on_its_first_page(show: Open, tmp_path: Path) -> None:
+    page = show(write_page([explain(document=LONG)]), scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    (tmp_path / "page.pdf").write_bytes(page.pdf())
+    assert page.evaluate("getComputedStyle(document.body).printColorAdjust") == "exact"
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--card')").strip() == "#ffffff"
+    assert page.locator(".card").evaluate("node => getComputedStyle(node).breakInside") == "auto"
+
+
+def test_chinese_heads_stand_upright_and_latin_ones_are_turned(show: Open) -> None:
+    page = show(write_page([explain("银行 password", "河岸 bank password")]))
+    turned = {
+        head.inner_text(): head.evaluate("node => getComputedStyle(node).transform")
+        for head in page.locator("thead th span").all()
+    }
+    assert turned["bank"] != "none"
+    assert {value for text, value in turned.items() if not text.isascii()} == {"none"}
+
+
+def test_code_is_shown_as_code_and_prose_is_not(show: Open) -> None:
+    code = "def reset(account):\n    if account.is_locked:\n        return None\n    return account.password\n"
+    for document, is_code in ((code, True), (LONG, False), (DOCUMENT, False)):
+        page = show(write_page([explain(document=document)]))
+        assert ("code" in page.locator(".text").get_attribute("class").split()) == is_code
+
+
+def test_many_methods_fit_a_telephone(show: Open) -> None:
+    methods = ["bilrp", "ij", "ij-exact", "hxp", "alignment", "gradient-x-input", "occlusion", "random"]
+    page = show(write_page([[explain(method=method) for method in methods]]), width=360, height=740)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_method_that_does_not_add_up_is_not_in_score_units(show: Open) -> None:
+    page = show(write_page([replace(explain(method="bti"), additive=False)]))
+    assert "score units" not in page.locator("section").inner_text()
+    assert "bti values" in page.locator(".legend").inner_text()

@@ -70,8 +70,11 @@ def test_units(by: Unit, found: str) -> None:
 
 
 def test_top_chooses_how_many_pairs() -> None:
-    count = {top: plain_text(explanation_view(explain(), top=top)).count("%") for top in (0, 3, 12)}
-    assert count == {0: 0, 3: 3, 12: 12}
+    shown = {top: plain_text(explanation_view(explain(), top=top)) for top in (0, 3, 12)}
+    assert {top: len(re.findall(r"\.\d%", text)) for top, text in shown.items()} == {0: 0, 3: 3, 12: 12}
+    words = explain().by_word()
+    share = 1 - sum(pair.share for pair in words.top_pairs(3))
+    assert f"{words.pairs.size - 3} others: {share:.0%}" in shown[3]
 
 
 def test_hits_share_one_scale_and_say_why_one_is_not_explained() -> None:

@@ -26,9 +26,7 @@ def words(text: str) -> tuple[Token, ...]:
     return tuple(Token(text[start:end], start, end) for start, end in word_spans(text))
 
 
-def pair(
-    document: str, carried: Mapping[tuple[str, str], float], rest: float = 0.0, query: str = QUERY
-) -> Explanation:
+def pair(document: str, carried: Mapping[tuple[str, str], float], rest: float = 0.0, query: str = QUERY) -> Explanation:
     """An explanation by words whose pairs carry just these values, and no word the rest."""
     left, right = words(query), words(document)
     matrix = np.zeros((len(left) + 1, len(right) + 1), np.float32)
@@ -55,7 +53,9 @@ def of(*found: Explanation, itself: Explanation | None = None) -> Overview:
 def hits(found: Sequence[Explanation | None]) -> Hits:
     names = "abcdef"
     made = (
-        Hit(id=names[at], text="", rank=at + 1, score=None if one is None else one.score, metric="cosine", handle=handle)
+        Hit(
+            id=names[at], text="", rank=at + 1, score=None if one is None else one.score, metric="cosine", handle=handle
+        )
         for at, one in enumerate(found)
         for handle in [Deferred.skipped("not asked for") if one is None else Deferred.ready(one)]
     )
@@ -79,7 +79,9 @@ def test_a_word_that_both_hits_met_alike_is_no_reason() -> None:
 
 
 def test_the_same_word_met_more_strongly_is_said_so() -> None:
-    first, second = (pair(f"{which} notebook", {("laptop", "notebook"): v}) for which, v in (("one", 0.5), ("two", 0.2)))
+    first, second = (
+        pair(f"{which} notebook", {("laptop", "notebook"): v}) for which, v in (("one", 0.5), ("two", 0.2))
+    )
     assert "“laptop” met notebook more strongly than in b" in of(first, second).reason
 
 
@@ -114,9 +116,7 @@ def test_a_word_without_one_counterpart_counted_over_the_whole_text() -> None:
 def test_hits_that_are_level_or_the_wrong_way_round_are_not_explained_away() -> None:
     assert of(FIRST, FIRST).reason.startswith("a and b are level")
     lower = pair("lower", {("slow", "lower"): 0.1})
-    assert of(lower, FIRST).reason == (
-        "a came first in the index, and by the exact similarity b is 0.4100 ahead."
-    )
+    assert of(lower, FIRST).reason == ("a came first in the index, and by the exact similarity b is 0.4100 ahead.")
 
 
 @pytest.mark.parametrize("changed", [{"additive": False}, {"notices": (Notice(MISMATCH, "the index has others"),)}])

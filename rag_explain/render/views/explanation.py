@@ -15,12 +15,8 @@ from rag_explain.texts.tokens import Role, Unit
 _LABEL = 120
 # Of what the encoder did not read, this many characters are shown; the rest is counted.
 UNREAD_SHOWN = 280
-_COLUMNS = (
-    Column("query", width=24),
-    Column("document", width=44),
-    Column("score units", is_number=True),
-    Column("share of Σ|pairs|", is_number=True, is_spare=True),
-)
+_COLUMNS = Column("query", width=24), Column("document", width=44)
+_SHARE = Column("share of Σ|pairs|", is_number=True, is_spare=True)
 
 
 def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None = None) -> View:
@@ -29,7 +25,7 @@ def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None
     scale = strongest(shown.document_saliency())
     query = words(shown, "query", strongest(shown.query_saliency()))
     texts = Texts((query, words(shown, "document", scale)))
-    about = Line(sentences.source(shown), "muted"), key(shown), legend(scale, shown.method)
+    about = Line(sentences.source(shown), "muted"), key(shown), legend(scale, shown)
     return (
         Section((*unread(shown), texts)),
         Section((*figures(shown), *trust(shown), *about, *warnings(shown))),
@@ -72,9 +68,9 @@ def key(shown: Explanation, more: str = "") -> Line:
     return Line(f"{more}no {shown.unit}: what cannot be attributed to {shown.unit}s", "muted")
 
 
-def legend(scale: float, method: str) -> Legend:
+def legend(scale: float, shown: Explanation) -> Legend:
     """What the tints of document words stand for."""
-    return Legend(scale, f"score units: the tints of document words, {method}")
+    return Legend(scale, f"{sentences.units(shown)}: the tints of document words, {shown.method}")
 
 
 def unread(shown: Explanation, side: Role | None = None, about: str = "") -> tuple[Line, ...]:
@@ -98,7 +94,10 @@ def pairs(shown: Explanation, top: int, scale: float | None = None, brief: int |
         for i, j, pair in found
     )
     bars = tuple(pair.value for *_, pair in found)
-    return (Table(_COLUMNS, rows, "strongest pairs", bars, abs(bars[0]) if scale is None else scale, brief),)
+    columns = *_COLUMNS, Column(sentences.units(shown), is_number=True), _SHARE
+    scale = abs(bars[0]) if scale is None else scale
+    shares = tuple(pair.share for *_, pair in found)
+    return (Table(columns, rows, "strongest pairs", bars, scale, brief, shown.pairs.size, shares),)
 
 
 def strongest(values: NDArray[np.float32]) -> float:

@@ -62,8 +62,10 @@ def _scales(explained: Iterable[Explanation]) -> dict[str, tuple[float, float]]:
 def _notes(explained: Sequence[Explanation], scales: Mapping[str, tuple[float, float]]) -> Section:
     """What holds for all hits, said once."""
     sources = (Line(source, "muted") for source in dict.fromkeys(map(sentences.source, explained)))
-    keys = (key(one, "pairs in score units, with their share of Σ|pairs|; ") for one in explained[:1])
-    return Section((*sources, *keys, *(legend(tint, method) for method, (tint, _) in scales.items())))
+    shares = f"pairs in {sentences.units(explained[0])}, with their share of Σ|pairs|; " if explained else ""
+    keys = (key(one, shares) for one in explained[:1])
+    first = {one.method: one for one in reversed(explained)}
+    return Section((*sources, *keys, *(legend(tint, first[method]) for method, (tint, _) in scales.items())))
 
 
 def _overview(hits: Iterable[Hit], query: str | None) -> View:
