@@ -23,9 +23,9 @@ from transformers.utils import logging
 
 from rag_explain import Explainer
 from rag_explain.results import overview
+from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
-from rag_explain.results.deferred import Deferred
 from rag_explain.texts.segments import word_spans
 
 FOREIGN = (

@@ -1,6 +1,7 @@
 """rag-explain, the command line. Each command is a module that `add` registers; heavy imports happen when it runs."""
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -19,11 +20,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in _COMMANDS:
         command.add(commands)
     arguments = top.parse_args(argv)
+    if sys.stdout is not None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale of ASCII shows what it can
     try:
         code: int = arguments.run(arguments) or 0
+        print(end="", flush=True)  # a full disk is known here, and not where Python ends
     except RagExplainError as error:
         print(f"rag-explain: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("rag-explain: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # `rag-explain ... | head`
         sys.stderr.close()
         return 1

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rag_explain.cli.output import add_output_arguments, write
 from rag_explain.encoder.loading import DEFAULT_MODEL
+from rag_explain.errors import InvalidInput, in_words
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
 
+_NAME = 200  # characters of a text that could be the name of a file
 _MODEL = "name or folder of a sentence-transformers model, or openai-compatible:URL#model"
 
 
 def add(commands: Any) -> None:
     command = commands.add_parser("explain", help="explain why a document matches a query")
     command.add_argument("query")
-    command.add_argument("document")
+    command.add_argument("document", help="a text; @FILE for what is in a file, - for standard input")
     help = "print the sentences to read instead: where to look, not what carried the score"
     command.add_argument("--evidence", action="store_true", help=help)
     add_output_arguments(command, top=10)
@@ -31,7 +35,22 @@ def run(arguments: argparse.Namespace) -> None:
         # Where parts are left out, one unit is not made of another afterwards.
         unit = arguments.by if explainer.method.edits else None
         verb = explainer.evidence if arguments.evidence else partial(explainer.explain, unit=unit)
-        write(verb(arguments.query, arguments.document), arguments)
+        write(verb(arguments.query, _read(arguments.document)), arguments)
+
+
+def _read(document: str) -> str:
+    """The text that is meant. The name of a file is not: nobody wants that explained."""
+    if document == "-":
+        if sys.stdin is None:
+            raise InvalidInput("standard input is closed: give the document as an argument")
+        with in_words(InvalidInput, "standard input cannot be read", ": it must be UTF-8"):
+            return sys.stdin.read()
+    if document.startswith("@"):
+        with in_words(InvalidInput, f"{document[1:]} cannot be read", ": it must be a text in UTF-8"):
+            return Path(document[1:]).read_text(encoding="utf-8-sig")
+    if len(document) < _NAME and Path(document).is_file():
+        raise InvalidInput(f"{document} is a file: write @{document} to explain what is in it")
+    return document
 
 
 def add_model_arguments(command: argparse.ArgumentParser) -> None:

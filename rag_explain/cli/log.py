@@ -18,10 +18,10 @@ from rag_explain.cli.output import count
 from rag_explain.errors import InvalidInput, LogError
 from rag_explain.log import erase, find, records, summaries
 from rag_explain.log.diff import Move, diff
-from rag_explain.log.record import LoggedHit
+from rag_explain.log.record import LoggedHit, Record
 from rag_explain.log.verify import Explainers, verify
+from rag_explain.render.page import write_answers
 from rag_explain.render.sentences import one_line, ranked, unread
-from rag_explain.results.hits import Hits
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
@@ -37,12 +37,12 @@ def add(commands: Any) -> None:
     action.add_argument("--json", action="store_true", help="one JSON object per line")
 
     action = _action(actions, "show", _show, "one record: answer, documents, strongest word pairs")
-    action.add_argument("id", help="the record's id, or enough of its beginning")
+    action.add_argument("id", help="the record's id, or enough of its beginning, or last")
     action.add_argument("--pairs", type=count, default=5, help="word pairs per document (default: 5)")
     action.add_argument("--json", action="store_true", help="print the record as it stands in the log")
 
     action = _action(actions, "export", _export, "records as JSON lines, or as one HTML page")
-    action.add_argument("--id", default=None, help="only this record")
+    action.add_argument("--id", default=None, help="only this record; last: the newest")
     action.add_argument("--format", choices=("jsonl", "html"), default="jsonl")
     action.add_argument("-o", "--output", default=None, help="a file (default: standard output)")
 
@@ -138,10 +138,12 @@ def _hit_lines(hit: LoggedHit, count: int) -> Iterator[str]:
 
 
 def _export(arguments: argparse.Namespace) -> None:
+    if arguments.format == "html" and arguments.output is None and sys.stdout.isatty():
+        raise InvalidInput("a page is not for the terminal: give -o FILE")
     found = iter([find(arguments.path, arguments.id)]) if arguments.id else records(arguments.path)
     texts: Iterable[str] = (record.to_json() + "\n" for record in found)
     if arguments.format == "html":
-        texts = [Hits(hit for record in found for hit in record.hits).to_html()]
+        texts = [write_answers((_about(record), record.hits) for record in found)]
     if arguments.output is None:
         sys.stdout.writelines(texts)
         return
@@ -150,6 +152,12 @@ def _export(arguments: argparse.Namespace) -> None:
             file.writelines(texts)
     except OSError as error:
         raise LogError(f"{arguments.output} cannot be written: {error.strerror}") from error
+
+
+def _about(record: Record) -> list[str]:
+    """What a page says of a record: when, which, what was asked and answered."""
+    answer = [] if record.answer is None else [f"Answer: {record.answer}"]
+    return [f"{record.time:%Y-%m-%d %H:%M:%S} UTC · {record.id}", f"Question: {record.query}", *answer]
 
 
 def _verify(arguments: argparse.Namespace) -> int:

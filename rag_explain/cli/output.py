@@ -1,7 +1,12 @@
 """How a command shows what it found: in the terminal, as JSON, or as a page. Shared by the commands that explain."""
 
+from __future__ import annotations
+
 import argparse
-from typing import Any
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rag_explain.errors import InvalidInput
 from rag_explain.render.views import view_of
@@ -12,6 +17,9 @@ from rag_explain.results.hits import Hits
 from rag_explain.results.serialization import to_json
 from rag_explain.texts.tokens import Unit
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 _AT_ONCE = 3  # hits whose pairs are computed before progress is shown
 
 
@@ -19,7 +27,8 @@ def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
     """--json, --html, --top, --by."""
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON, for machines")
-    form.add_argument("--html", metavar="FILE", help="write a self-contained page to explore in a browser")
+    page = "write a self-contained page to explore in a browser; without FILE a temporary one, and open it"
+    form.add_argument("--html", metavar="FILE.html", nargs="?", const="", type=page_file, help=page)
     command.add_argument("--top", type=count, default=top, metavar="N", help="pairs to list (default: %(default)s)")
     by = "unit of the document (default: word; with --json what was computed)"
     command.add_argument("--by", choices=("word", "sentence", "token"), help=by)
@@ -27,17 +36,15 @@ def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
 
 def write(found: Explanation | Hits | Evidence, arguments: argparse.Namespace) -> None:
     """Show an explanation, hits or evidence in the form that was asked for."""
+    from rich.console import Console
+
+    if isinstance(found, Hits) and (arguments.json or arguments.html is not None):
+        _load(found, Console(stderr=True))
     if arguments.json:
         print(to_json(_plain(found, arguments.by)))
     elif arguments.html is not None:
-        try:
-            found.to_html(arguments.html)
-        except OSError as error:
-            raise InvalidInput(f"the page cannot be written to {arguments.html}: {error.strerror}") from error
-        print(f"written to {arguments.html}")
+        _write_page(found, arguments.html)
     else:
-        from rich.console import Console
-
         from rag_explain.render.terminal import draw
 
         console = Console(highlight=False)
@@ -47,7 +54,30 @@ def write(found: Explanation | Hits | Evidence, arguments: argparse.Namespace) -
         console.print(draw(view_of(found, **options)))
 
 
-def _show_first_look(hits: Hits, console: Any) -> None:
+def _write_page(found: Explanation | Hits | Evidence, path: str) -> None:
+    """To the path; to a temporary file, which a browser opens, where there is none."""
+    target = path or str(Path(tempfile.mkdtemp(prefix="rag-explain-")) / "why.html")
+    try:
+        found.to_html(target)
+    except OSError as error:
+        raise InvalidInput(f"the page cannot be written to {target}: {error.strerror}") from error
+    print(f"written to {target}")
+    if not path and not webbrowser.open(Path(target).as_uri()):
+        print("no browser was found to open it")
+
+
+def _load(hits: Hits, console: Console) -> None:
+    """All explanations: with progress for a person who waits, else in one batch."""
+    from rich.progress import track
+
+    if not console.is_terminal:
+        hits.load()
+        return
+    for start in track(range(0, len(hits), _AT_ONCE), "pairs of words", console=console, transient=True):
+        hits[start : start + _AT_ONCE].load()
+
+
+def _show_first_look(hits: Hits, console: Console) -> None:
     """The words of all hits at once, while their pairs are computed; it makes room for the whole then."""
     from rich.console import Group
     from rich.live import Live
@@ -72,11 +102,17 @@ def _plain(found: Explanation | Hits | Evidence, by: Unit | None) -> dict[str, A
         return found.to_dict()
     if isinstance(found, Explanation):
         return (found if by is None else in_unit(found, by)).to_dict()
-    found.load()  # the reasons are what was asked for
     return [
         hit.to_dict() | {"explanation": None if hit.explanation is None else _plain(hit.explanation, by)}
         for hit in found
     ]
+
+
+def page_file(text: str) -> str:
+    """An argument that names a page; what is none is a query or a document that stands in the wrong place."""
+    if text and not text.lower().endswith((".html", ".htm")):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .html: put queries and documents before --html")
+    return text
 
 
 def count(text: str) -> int:

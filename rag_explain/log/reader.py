@@ -32,9 +32,12 @@ def summaries(path: str | os.PathLike[str]) -> Iterator[Summary]:
 
 
 def find(path: str | os.PathLike[str], record_id: str) -> Record:
-    """The record with this id, or with an id that begins so when it is the only one."""
-    lines = read(path, bytes, record_id)
-    found = list(islice(lines, 1 if len(record_id) == _ID_LENGTH else None))
+    """The record with this id, or with an id that begins so when it is the only one; "last" is the newest."""
+    is_last = record_id == "last"
+    lines = read(path, bytes, "" if is_last else record_id, newest_first=is_last)
+    found = list(islice(lines, 1 if is_last or len(record_id) == _ID_LENGTH else None))
+    if is_last and not found:
+        raise LogError(f"the log {path} has no record")
     if not found:
         raise LogError(f"no record of the log {path} has an id that begins with {record_id!r}")
     if len(found) > 1:

@@ -111,7 +111,7 @@ class GridRow(_Visible):
 
 @dataclass(frozen=True, slots=True)
 class Grid(_Visible):
-    """Results by words, each cell tinted on one scale; a medium without room leaves out what stands last, then heads."""
+    """Results by words, each cell tinted on one scale; a medium without room leaves out `more`, then heads."""
 
     heads: tuple[str, ...]
     more: tuple[str, ...]  # heads of the numbers at the end of each row

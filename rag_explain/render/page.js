@@ -93,7 +93,7 @@
       if (source.methods.length > 1) label.append(this.methodSwitch(source.methods));
       label.append(legend);
       const head = el("div", "query", label, this.line, this.status, this.live);
-      this.node.append(...notices(source.unread), head, ...this.overview(source.overview), ...this.cards.map((card) => card.node));
+      this.node.append(...source.about.map((line) => el("p", "about", line)), ...notices(source.unread), head, ...this.overview(source.overview), ...this.cards.map((card) => card.node));
       // What sticks or scrolls into view below the query has to know how tall it is.
       new ResizeObserver(() => this.node.style.setProperty("--head", `${head.offsetHeight}px`)).observe(head);
       const sight = new IntersectionObserver((entries) => {

@@ -49,10 +49,25 @@ _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u20
 
 def write_page(items: Iterable[Item], path: str | Path | None = None) -> str:
     """A page for explanations, hits, or groups of explanations of one pair; also written to `path`, if given."""
+    return _page(_sections(items), path)
+
+
+def write_answers(answers: Iterable[tuple[Sequence[str], Iterable[Item]]]) -> str:
+    """A page for several answers, each with lines that say which it is and its items, which stay apart from others."""
+    sections: list[dict[str, Any]] = []
+    for about, items in answers:
+        found = _sections(items) or [_section()]
+        found[0]["about"] = list(about)
+        sections += found
+    return _page(sections, None)
+
+
+def _page(sections: Sequence[dict[str, Any]], path: str | Path | None) -> str:
     style, script = _asset("page.css"), _asset("page.js")
     sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
-    page = _asset("page.html").format(policy=policy, style=style, script=script, data=_json(_page_data(items)))
+    data = {"open": sum(len(section["cards"]) for section in sections) == 1, "sections": sections}
+    page = _asset("page.html").format(policy=policy, style=style, script=script, data=_json(data))
     return _written(page, path)
 
 
@@ -68,7 +83,11 @@ def _written(page: str, path: str | Path | None) -> str:
     return page
 
 
-def _page_data(items: Iterable[Item]) -> dict[str, Any]:
+def _section() -> dict[str, Any]:
+    return {"about": [], "unread": [], "methods": [], "cards": [], "hits": [], "overview": None}
+
+
+def _sections(items: Iterable[Item]) -> list[dict[str, Any]]:
     """One card for each item, in one section for each run of items of one query."""
     items = list(items)
     load(item.handle for item in items if isinstance(item, Hit))
@@ -78,7 +97,7 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
         explanations = _explanations(item)
         asked = explanations[0].query if explanations else query  # without one, it stays with the query before it
         if not sections or asked != query:
-            sections.append({"unread": [], "methods": [], "cards": [], "hits": []})
+            sections.append(_section())
             query = asked
         about = [text for one in explanations if asked is not None for text in unread(one, "query")]
         for name, values in (("unread", about), ("methods", [one.method for one in explanations])):
@@ -92,7 +111,7 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
         sections[-1]["cards"].append(card)
     for section in sections:
         section["overview"] = _overview(section.pop("hits"))
-    return {"open": len(items) == 1, "sections": sections}
+    return sections
 
 
 def _overview(hits: Sequence[Hit]) -> dict[str, Any] | None:

@@ -139,7 +139,7 @@ def _table(table: Table, room: int) -> RenderableType:
 
 
 def _grid(grid: Grid, room: int) -> RichTable:
-    """What there is room for: the columns at the end go first, then the numbers, then the words with the weakest cells."""
+    """What there is room for: the last columns go first, then the numbers, then the words with the weakest cells."""
     names = min(max(cell_len(row.name) for row in grid.rows), max(8, room // 4)) + _GAP
     left = room - names - _RANK - max(cell_len(row.total) for row in grid.rows) - _GAP
     numbered = sum(_width(grid, at, True) for at in range(len(grid.heads)))

@@ -13,8 +13,8 @@ from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.highlights import Highlights
 from rag_explain.results.metric import Metric
-from rag_explain.results.overview import Overview
 from rag_explain.results.notices import OTHER_SCORE, Notice
+from rag_explain.results.overview import Overview
 from rag_explain.results.serialization import to_plain
 from rag_explain.results.stages import Stage, ranking_notices
 
@@ -152,7 +152,11 @@ class Hits(tuple[Hit, ...], Displayable):
         explained = next((hit for hit in self if hit.explanation is not None), None)
         return Overview.of(self, None if explained is None else explained._part("itself").get())
 
-    __str__ = object.__str__  # printing computes nothing
+    def __str__(self) -> str:
+        """One line per hit, and whether it is explained: printing computes nothing."""
+        return "\n".join(map(_line, self)) or "no hits"
+
+    __repr__ = __str__
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Hit: ...
@@ -160,3 +164,8 @@ class Hits(tuple[Hit, ...], Displayable):
     def __getitem__(self, index: slice) -> Hits: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Hit | Hits:
         return Hits(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
+
+
+def _line(hit: Hit) -> str:
+    score = "no score" if hit.score is None else f"{hit.score:.4f} {hit.metric}"
+    return f"{hit.rank:>2}  {hit.id}  {score}  explanation {hit.status}"

@@ -70,7 +70,7 @@ class Overview(Viewable):
 
     @classmethod
     def of(cls, hits: Iterable[Hit], itself: Explanation | None = None) -> Overview:
-        """The hits of one query; `itself` is the query explained as a document, which tells how much each word weighs."""
+        """The hits of one query; `itself` is the query explained as a document: how much each of its words weighs."""
         hits = tuple(hits)
         shown = [None if hit.explanation is None else hit.explanation.in_words() for hit in hits]
         words = next((one.query_tokens for one in shown if one is not None), ())

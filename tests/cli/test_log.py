@@ -8,7 +8,7 @@ import pytest
 
 from rag_explain import Explainer
 from rag_explain.cli import main
-from rag_explain.log import ExplanationLog
+from rag_explain.log import ExplanationLog, records
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.hits import Hit
 from rag_explain.results.notices import SPELLED, UNKNOWN, Notice
@@ -48,6 +48,8 @@ def test_show(folder, capsys):
     best = hits()[0].explanation.by_word().top_pairs(1)[0]
     assert f"   {best.value:+.4f}  {best.share:6.1%} of |pairs|  {best.query.text} ~ {best.document.text}" in out
     assert json.loads(lines(capsys, "show", folder, record_id, "--json")[0])["id"] == record_id
+    newest = lines(capsys, "list", folder)[-1].split()[0]
+    assert lines(capsys, "show", folder, "last")[0].startswith(newest)
 
 
 def test_show_without_text_gives_offsets(tmp_path, capsys):
@@ -84,6 +86,15 @@ def test_export_as_a_page(folder, tmp_path, capsys):
     page = (tmp_path / "why.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "Honeybees" in page
+    sections = json.loads(page.split('type="application/json" id="rag-explain-data">')[1].split("</script>")[0])[
+        "sections"
+    ]
+    assert len(sections) == 4  # each answer apart from the others, also those of one question
+    for section, record in zip(sections, records(folder), strict=True):
+        when, question, *answer = section["about"]
+        assert record.id in when
+        assert question.startswith("Question: ")
+        assert answer == ([] if record.answer is None else [f"Answer: {record.answer}"])
     assert "\n".join(lines(capsys, "export", folder, "--format", "html")).strip() == page.strip()
 
 
