@@ -10,6 +10,7 @@ import numpy as np
 
 from rag_explain.results.display import Viewable
 from rag_explain.results.explanation import Explanation
+from rag_explain.results.notices import UNKNOWN
 from rag_explain.results.serialization import to_plain
 from rag_explain.texts.segments import has_word, word_spans
 from rag_explain.texts.tokens import Token
@@ -120,6 +121,8 @@ def _first(hits: Sequence[Hit], shown: Sequence[Explanation | None], silent: Seq
     name, met = hits[0].id, _common(leader)
     if not leader.additive or leader.surrogate is not None:
         return "", ""
+    if any(notice.code == UNKNOWN and notice.side == "query" for notice in leader.notices):
+        return f"{name} came first, for words that this encoder does not know: it takes them for one another.", ""
     if len(hits) < 2 or (second := shown[1]) is None or not second.additive or second.surrogate:
         return f"{name} was found: {met}.", ""
     lead = leader.score - second.score

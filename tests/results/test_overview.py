@@ -14,7 +14,7 @@ from rag_explain.render.views import view_of
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
-from rag_explain.results.notices import MISMATCH, TRUNCATED, Notice
+from rag_explain.results.notices import MISMATCH, TRUNCATED, UNKNOWN, Notice
 from rag_explain.results.overview import Overview
 from rag_explain.texts.segments import word_spans
 from rag_explain.texts.tokens import Token
@@ -125,6 +125,14 @@ def test_no_reason_is_given_for_a_ranking_that_was_not_computed_here(changed: di
     found = [FIRST, pair("lower", {("slow", "lower"): 0.1})]
     found[which] = replace(found[which], **changed)  # type: ignore[arg-type]
     assert "because" not in of(*found).reason
+
+
+def test_words_that_the_encoder_takes_for_one_another_are_no_reason() -> None:
+    """The naive sentence says that one unknown word met another: to the encoder all of them are one."""
+    unknown = replace(FIRST, notices=(Notice(UNKNOWN, "3 of 4 words are unknown", side="query"),))
+    assert of(unknown, pair("lower", {("slow", "lower"): 0.1})).reason == (
+        "a came first, for words that this encoder does not know: it takes them for one another."
+    )
 
 
 def test_words_in_common_are_those_of_what_was_read() -> None:
