@@ -135,7 +135,7 @@ class BM25(Scorer, ProcessBound):
         for text in (passage, *around):
             for analyser in self._held.documents:
                 tokens = read_terms(text, analyser)
-                number = index.find(terms_of(tokens))
+                number = index.find(terms_of(tokens), text.string)
                 if number is not None:
                     return Document(tokens, number)
         raise InvalidInput(

@@ -85,22 +85,34 @@ class BM25S(TermIndex):
         """(size,) how many different terms each document has."""
         return np.bincount(self._rows, minlength=self.size)
 
-    def find(self, terms: Sequence[str]) -> int | None:
-        counts = {self._column(term): count for term, count in Counter(terms).items()}
+    def find(self, terms: Sequence[str], text: str = "") -> int | None:
+        # A text without words may be a document of one empty word: bm25s' Tokenizer has it so.
+        empty = [""] if not terms and self.knows("") else []
+        counts = {self._column(term): count for term, count in Counter([*terms, *empty]).items()}
         if None in counts:  # a word that no document has
             return None
         columns = sorted((column for column in counts if column is not None), key=lambda one: len(self._kept(one)[0]))
-        alike = np.flatnonzero(self._sizes == len(columns))
-        for column in columns:
-            alike = np.intersect1d(alike, self._kept(column)[0], assume_unique=True)
+        alike = np.asarray(self._kept(columns[0])[0]) if columns else np.arange(self.size)
+        for column in columns[1:]:  # the rarest word first
+            rows = self._kept(column)[0]
+            alike = alike[rows[np.minimum(np.searchsorted(rows, alike), len(rows) - 1)] == alike]
+        alike = alike[self._sizes[alike] == len(columns)]
         fitting = [int(one) for one in alike if self._fits(columns, counts, int(one))]
         kept = {tuple(self._value(column, one) for column in columns) for one in fitting}
+        if len(kept) > 1 and (same := [one for one in fitting if self._text(one) == text]):
+            return same[0]
         if len(kept) > 1:
             raise InvalidInput(
                 f"{len(fitting)} documents of this bm25s index have the words of this text, with other scores, and "
-                "which of them it is cannot be told from what bm25s keeps: give one that has more words"
+                "which of them it is cannot be told from what bm25s keeps: set the index's corpus to the texts"
             )
         return fitting[0] if fitting else None
+
+    def _text(self, document: int) -> Any:
+        """The text of a document, where bm25s keeps the corpus."""
+        corpus = getattr(self._index, "corpus", None)
+        kept = None if corpus is None or len(corpus) != self.size else corpus[document]
+        return kept.get("text") if isinstance(kept, dict) else kept
 
     def _fits(self, columns: Sequence[int], counts: Mapping[Any, int], document: int) -> bool:
         """Whether all words of the document tell the same length factor, when they occur as often as in this text."""

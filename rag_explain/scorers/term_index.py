@@ -63,8 +63,11 @@ class TermIndex(ABC):
         """Another one as soon as the index was made anew, or its numbers were written to."""
 
     @abstractmethod
-    def find(self, terms: Sequence[str]) -> int | None:
-        """The document that has these terms, as often: of several, any, since they score alike. None: there is none."""
+    def find(self, terms: Sequence[str], text: str = "") -> int | None:
+        """The document that has these terms, as often: of several, any, since they score alike. None: there is none.
+
+        The text tells documents apart where the terms do not.
+        """
 
     @abstractmethod
     def knows(self, term: str) -> bool:
@@ -128,7 +131,7 @@ class RankBM25(TermIndex):
         idf = sampled(list(index.idf.values()))
         return (*settings, *map(id, parts), *map(len, parts), idf, sampled(index.doc_len))
 
-    def find(self, terms: Sequence[str]) -> int | None:
+    def find(self, terms: Sequence[str], text: str = "") -> int | None:
         counts = Counter(terms)
         alike = self._documents().get(frozenset(counts.items()), ())
         return next((number for number in alike if self._index.doc_freqs[number] == counts), None)

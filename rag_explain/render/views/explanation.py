@@ -109,7 +109,7 @@ def pairs(shown: Explanation, top: int, scale: float | None = None, brief: int |
     return (Table(_COLUMNS, rows, "strongest pairs", bars, abs(bars[0]) if scale is None else scale, brief),)
 
 
-def terms(shown: Explanation) -> tuple[Block, ...]:
+def terms(shown: Explanation) -> tuple[Table, ...]:
     """The terms that the score is a sum over, those that add most first, and what is known of each."""
     if not shown.terms:
         return ()
