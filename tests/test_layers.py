@@ -23,14 +23,14 @@ LAYERS = """
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
-    encoder.reference encoder.loading encoder.model encoder.static encoder shifted
+    encoder.reference encoder.loading encoder.model encoder.static encoder.sparse encoder.sparse_static encoder shifted
     linear.rules linear.identity linear.owners linear.workspace linear.operations linear.rearrangements
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear.structure linear
     scorers.base scorers.budget scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
     scorers.multi_vector scorers.static scorers.analyser scorers.term_index scorers.bm25s_index scorers.holders
-    scorers.bm25 scorers.checks scorers
+    scorers.bm25 scorers.sparse scorers.checks scorers
     evidence
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.static methods.parts
     methods.occlusion methods.shapley methods.integration_path methods.jacobian methods.baselines methods.bti

@@ -387,7 +387,7 @@
     }
 
     termTable() {
-      const { heads, rows } = this.shown.terms;
+      const { title, heads, rows } = this.shown.terms;
       const kind = (k) => (heads[k][1] ? "num" : "");
       const head = el("tr", "", ...heads.map(([name], k) => {
         const cell = el("th", kind(k), name);
@@ -398,8 +398,8 @@
       const scroll = el("div", "scroll", el("table", "terms", el("thead", "", head), el("tbody", "", ...body)));
       scroll.tabIndex = 0;
       scroll.setAttribute("role", "region");
-      scroll.setAttribute("aria-label", "Terms");
-      const details = el("details", "", el("summary", "", `Terms (${rows.length})`), scroll);
+      scroll.setAttribute("aria-label", title);
+      const details = el("details", "", el("summary", "", title), scroll);
       details.open = true;
       return details;
     }

@@ -114,7 +114,8 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
 def _terms(shown: Explanation) -> dict[str, Any] | None:
     """The table of terms, as everywhere: its columns, and whether each holds numbers."""
     for table in terms(shown):
-        return {"heads": [[one.title, int(one.is_number)] for one in table.columns], "rows": table.rows}
+        heads = [[one.title, int(one.is_number)] for one in table.columns]
+        return {"title": table.title, "heads": heads, "rows": table.rows}
     return None
 
 

@@ -17,6 +17,7 @@ from rag_explain.scorers.holders import is_held
 from rag_explain.scorers.multi_vector import MultiVector
 from rag_explain.scorers.openai_compatible import PREFIX, OpenAICompatible
 from rag_explain.scorers.sources import source_of
+from rag_explain.scorers.sparse import sparse_of
 from rag_explain.scorers.static import Static
 
 if TYPE_CHECKING:
@@ -53,10 +54,12 @@ def resolve(model: Any, device: str | None = None, max_calls: int | None = None,
         return BlackBox(source, max_calls=max_calls)
     if max_calls is not None:
         raise InvalidInput("max_calls limits what is sent to something that embeds strings: this model computes here")
-    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers import MultiVectorEncoder, SparseEncoder
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     loaded, name = loading.load(model, device)
+    if isinstance(loaded, SparseEncoder):
+        return _checked(sparse_of(loaded, name, device))
     if isinstance(loaded[0], StaticEmbedding):
         return _checked(Static(StaticEncoder(cast("SentenceTransformer", loaded), name=name, device=device)))
     # A MultiVectorEncoder has all of a SentenceTransformer that an Encoder reads, but for the embedding.

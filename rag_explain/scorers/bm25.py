@@ -13,7 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,7 +117,7 @@ class BM25(Scorer, ProcessBound):
             weight = 1.0 if weights is None else float(weights[number])
             yield _split(index, asked, tokens, number, weight, float(scores[number]))
 
-    def token_vectors(self, batch: Batch) -> Any:
+    def token_vectors(self, batch: Batch) -> NoReturn:
         raise InvalidInput(
             f"{self.name} compares words and has no vectors to look for sentences with: "
             'explain(..., unit="sentence") says what each sentence carries'

@@ -22,6 +22,7 @@ _COLUMNS = (
     Column("share of Σ|pairs|", is_number=True),
 )
 
+_TERMS = 20  # rows of their table: a vocabulary may have hundreds that both texts know
 _TERM_COLUMNS = (
     Column("query", width=24),
     Column("term", width=24),
@@ -110,12 +111,12 @@ def pairs(shown: Explanation, top: int, scale: float | None = None, brief: int |
 
 
 def terms(shown: Explanation) -> tuple[Table, ...]:
-    """The terms that the score is a sum over, those that add most first, and what is known of each."""
+    """The terms that the score is a sum over, those that add most, and what is known of each."""
     if not shown.terms:
         return ()
     names = tuple(dict.fromkeys(name for term in shown.terms for name in term.numbers))
     columns = (*_TERM_COLUMNS, *(Column(sentences.one_line(name, 24), is_number=True) for name in names))
-    ranked = sorted(shown.terms, key=lambda term: -abs(term.value))
+    ranked = sorted(shown.terms, key=lambda term: -abs(term.value))[:_TERMS]
     rows = tuple(
         (
             *(sentences.one_line(text, 24) for text in (", ".join(one.query), one.text)),
@@ -126,7 +127,9 @@ def terms(shown: Explanation) -> tuple[Table, ...]:
         for one in ranked
     )
     bars = tuple(one.value for one in ranked)
-    return (Table(columns, rows, "terms", bars, max(map(abs, bars))),)
+    count = len(shown.terms)
+    title = f"{count} terms" if count == len(ranked) else f"{len(ranked)} of {count} terms"
+    return (Table(columns, rows, title, bars, max(map(abs, bars))),)
 
 
 def strongest(values: NDArray[np.float32]) -> float:
