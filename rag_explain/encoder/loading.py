@@ -6,7 +6,7 @@ import hashlib
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rag_explain.errors import InvalidInput, UnsupportedModel, first_line, in_words
 
@@ -61,8 +61,7 @@ def load(
         name = f"sentence-transformers/{DEFAULT_MODEL}"
         source = str(packaged_path() or name)
     try:
-        kinds: dict[str, type[SentenceTransformer | MultiVectorEncoder | SparseEncoder]]
-        kinds = dict.fromkeys(_MULTIVECTOR, MultiVectorEncoder) | {"SparseEncoder": SparseEncoder}
+        kinds: dict[str, Any] = {"SparseEncoder": SparseEncoder, **dict.fromkeys(_MULTIVECTOR, MultiVectorEncoder)}
         loaded = kinds.get(_kind(source), SentenceTransformer)(source, device=device)
     except Exception as error:  # whatever a folder that holds something else makes the libraries raise
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):

@@ -62,7 +62,8 @@ class Sparse(BiEncoder):
 
     def __init__(self, encoder: SparseTextEncoder) -> None:
         super().__init__(encoder)
-        self._most: int | None = encoder.whole.max_active_dims
+        whole: Any = encoder.whole  # a SparseEncoder
+        self._most: int | None = whole.max_active_dims
         self.methods = ("terms", "bilrp", "hxp", "occlusion") if self._most is None else ("terms", "occlusion")
 
     @property
@@ -103,7 +104,8 @@ class Sparse(BiEncoder):
             active, weights, is_max = self._active(one)
             largest = _largest(weights, self._most)[0]
             labels = _labels(tokens, passage, truncated=batch.truncated[index])
-            yield Weights(labels, *(part.double().cpu().numpy() for part in (largest, one.unpad(active)[0])), is_max)
+            found, parts = (part.double().cpu().numpy() for part in (largest, one.unpad(active)[0]))
+            yield Weights(labels, found, parts, is_max)
 
     def _active(self, batch: Batch) -> tuple[Tensor, Tensor, bool]:
         """(1, n, V) what each token says of each word, (1, V) the weights, and whether only the largest counts."""
@@ -111,7 +113,7 @@ class Sparse(BiEncoder):
 
     def _word(self, number: int) -> str:
         """A word of the vocabulary, as people write it."""
-        tokenizer = self._encoder.whole[0].tokenizer
+        tokenizer: Any = self._encoder.whole[0].tokenizer
         piece = tokenizer.convert_ids_to_tokens(int(number)) if number < len(tokenizer) else None
         return f"[{number}]" if piece is None else tokenizer.convert_tokens_to_string([piece]).strip() or piece
 
@@ -161,7 +163,7 @@ def sparse_of(model: SparseEncoder, name: str, device: str | None) -> Sparse:
             f"queries of this model are read by {type(table).__name__} and documents by {type(documents[0]).__name__}: "
             "of two sides, the query's is explained where it is a SparseStaticEmbedding"
         )
-    settings = {"prompts": model.prompts, "similarity_fn_name": model.similarity_fn_name}
+    settings: dict[str, Any] = {"prompts": model.prompts, "similarity_fn_name": model.similarity_fn_name}
     settings |= {"max_active_dims": model.max_active_dims, "default_prompt_name": model.default_prompt_name}
     # The same modules, and so the same weights.
     alone = type(model)(modules=documents, device=str(model.device), **settings)
@@ -173,7 +175,7 @@ def sparse_of(model: SparseEncoder, name: str, device: str | None) -> Sparse:
 def folded(weights: NDArray[Any]) -> NDArray[np.float32]:
     """Thousands of weights as a few sums, by which they are known again."""
     rows = np.pad(weights, (0, -len(weights) % _FOLDED)).reshape(-1, _FOLDED)
-    return rows.sum(axis=0, dtype=np.float64).astype(np.float32)
+    return np.asarray(rows.sum(axis=0, dtype=np.float64), np.float32)
 
 
 def _largest(weights: Any, most: int | None) -> Any:

@@ -201,7 +201,9 @@ def test_the_verbs_say_what_they_can() -> None:
         with pytest.raises(InvalidInput, match=words):
             call()
     assert [row.method for row in explainer.compare(QUERY, DOCUMENT).rows] == ["terms", "bilrp", "hxp", "occlusion"]
-    assert explainer.contrast(QUERY, DOCUMENT, QUERY).difference > 0
+    scores = [explainer.explain(QUERY, text).score for text in (DOCUMENT, QUERY)]
+    contrast = explainer.contrast(QUERY, DOCUMENT, QUERY)
+    assert contrast.difference == pytest.approx(scores[1] - scores[0])
     sentences = explainer.explain(QUERY, f"{DOCUMENT} The moon.", unit="sentence")
     assert sentences.pairs.shape[1] == 2
     many = explainer.explain_many(QUERY, [DOCUMENT, QUERY, "The moon."])
