@@ -348,8 +348,9 @@
     fillPairs(title, cells) {
       this.caption.replaceChildren(...title);
       const scale = scales[this.shown.method].pairs;
+      const shown = cells.filter((cell) => cell.value);
       this.rows.forEach((row, k) => {
-        const cell = cells[k];
+        const cell = shown[k];
         row.cell = cell;
         const [what, value, part] = row.children;
         row.classList.toggle("minus", Boolean(cell) && cell.value < 0);

@@ -22,7 +22,7 @@ from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.reading import own_tokens
 from rag_explain.errors import InvalidInput, ModelChanged, ProcessBound
 from rag_explain.probes import Probes
-from rag_explain.results.notices import METHOD, Notice
+from rag_explain.results.notices import METHOD, UNKNOWN, Notice
 from rag_explain.results.terms import Term, distinct
 from rag_explain.scorers.analyser import Analyser
 from rag_explain.scorers.base import Scorer, TermSplit
@@ -158,7 +158,7 @@ class BM25(Scorer, ProcessBound):
             if count:
                 verb = "is" if count == 1 else "are"
                 text = f"{count} of {len(words)} words of the query {verb} {why}, and {verb} not looked for."
-                yield Notice(METHOD, text, "note", role)
+                yield Notice(UNKNOWN, text, "note", role)
 
 
 def terms_of(tokens: Sequence[Token]) -> list[str]:

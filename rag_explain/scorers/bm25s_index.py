@@ -154,6 +154,8 @@ class BM25S(TermIndex):
         if not (idf and value and frequency and self._k1):
             return None
         share = value / idf + self._offset
+        if share >= self._k1 + 1:  # rounded: of a word that fills its document
+            return None
         if self._is_long:
             c = share * self._k1 / (self._k1 + 1 - share) - self._delta
             return frequency / c if c > 0 else None

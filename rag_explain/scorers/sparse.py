@@ -23,7 +23,7 @@ from rag_explain.encoder.probing import probed
 from rag_explain.encoder.sparse import SparseTextEncoder
 from rag_explain.encoder.sparse_static import StaticWeights
 from rag_explain.encoder.working_copy import share
-from rag_explain.errors import InvalidInput, UnsupportedModel
+from rag_explain.errors import InvalidInput, ModelChanged, UnsupportedModel
 from rag_explain.probes import Probes
 from rag_explain.results.terms import Term, distinct
 from rag_explain.scorers.base import TermSplit
@@ -121,9 +121,10 @@ class Sparse(BiEncoder):
 class InferenceFree(Sparse):
     """A SparseEncoder whose documents are read by a model, and whose queries by a table of weights."""
 
-    def __init__(self, documents: SparseTextEncoder, queries: StaticWeights, own: Probes) -> None:
+    def __init__(self, model: SparseEncoder, documents: SparseTextEncoder, queries: StaticWeights, own: Probes) -> None:
         super().__init__(documents)
-        self._queries, self._own = queries, own
+        self._model, self._queries, self._own = model, queries, own
+        self._made_of = _sides(model)
         self.methods = ("terms",)
 
     @property
@@ -132,6 +133,8 @@ class InferenceFree(Sparse):
 
     @property
     def fingerprint(self) -> str:
+        if _sides(self._model) != self._made_of:
+            raise ModelChanged.because("its routes or settings are others")
         both = super().fingerprint + self._queries.digest
         return hashlib.blake2b(both.encode(), digest_size=16).hexdigest()
 
@@ -169,7 +172,14 @@ def sparse_of(model: SparseEncoder, name: str, device: str | None) -> Sparse:
     alone = type(model)(modules=documents, device=str(model.device), **settings)
     encoder = SparseTextEncoder(cast("SentenceTransformer", alone), name=name, device=device)
     copied, _ = share(cast("SentenceTransformer", model), device)
-    return InferenceFree(encoder, StaticWeights(model, table), probed(copied)[0])
+    return InferenceFree(model, encoder, StaticWeights(model, table), probed(copied)[0])
+
+
+def _sides(model: SparseEncoder) -> tuple[Any, ...]:
+    """What a Router and the model around it decide, beside the modules that are watched."""
+    routes = [tuple(map(id, (route, *route))) for route in cast("Any", model)[0].sub_modules.values()]
+    settings = model.similarity_fn_name, model.max_active_dims, model.default_prompt_name, dict(model.prompts)
+    return (*routes, *settings)
 
 
 def folded(weights: NDArray[Any]) -> NDArray[np.float32]:

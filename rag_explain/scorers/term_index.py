@@ -18,7 +18,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,6 @@ class RankBM25(TermIndex):
         if not kinds:
             raise InvalidInput(f"{type(index).__name__} is none of {', '.join(_RANKED)}: how it scores is not known")
         self.name, self._weigh, self.size = type(index).__name__, _RANKED[kinds[0]], int(index.corpus_size)
-        self._documents = lru_cache(1)(self._numbered)
 
     @staticmethod
     def is_one(model: Any) -> bool:
@@ -128,15 +128,16 @@ class RankBM25(TermIndex):
     def state(index: Any) -> Hashable:
         parts = (index.idf, index.doc_freqs, index.doc_len)
         settings = tuple(getattr(index, name, None) for name in ("k1", "b", "delta", "avgdl", "corpus_size"))
-        idf = sampled(list(index.idf.values()))
-        return (*settings, *map(id, parts), *map(len, parts), idf, sampled(index.doc_len))
+        some = tuple(islice(index.idf.values(), _SAMPLED))
+        return (*settings, *map(id, parts), *map(len, parts), some, sampled(index.doc_len))
 
     def find(self, terms: Sequence[str], text: str = "") -> int | None:
         counts = Counter(terms)
-        alike = self._documents().get(frozenset(counts.items()), ())
+        alike = self._numbers.get(frozenset(counts.items()), ())
         return next((number for number in alike if self._index.doc_freqs[number] == counts), None)
 
-    def _numbered(self) -> dict[frozenset[tuple[str, int]], list[int]]:
+    @cached_property
+    def _numbers(self) -> dict[frozenset[tuple[str, int]], list[int]]:
         found: dict[frozenset[tuple[str, int]], list[int]] = {}
         for number, counts in enumerate(self._index.doc_freqs):
             found.setdefault(frozenset(counts.items()), []).append(number)
@@ -165,8 +166,8 @@ class RankBM25(TermIndex):
         settings = {"kind": self.name, **{name: float(getattr(index, name)) for name in named if hasattr(index, name)}}
         terms = sorted(index.idf)
         # A document's words count by their place among all words, so that another order of documents shows.
-        place = {term: at for at, term in enumerate(terms)}
-        words = [sum(count * math.sqrt(place[term] + 2) for term, count in one.items()) for one in index.doc_freqs]
+        place = {term: math.sqrt(at + 2) for at, term in enumerate(terms)}
+        words = [sum(count * place[term] for term, count in one.items()) for one in index.doc_freqs]
         idf = [index.idf[term] for term in terms]
         return settings, terms, [np.array(values) for values in (idf, index.doc_len, words)]
 

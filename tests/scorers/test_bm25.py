@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rag_explain.faiss import FaissRetriever
 from rag_explain.log import ExplanationLog, records
 from rag_explain.retrieval import HitExplainer, RetrievedDocument
 from rag_explain.scorers import BM25
+from rag_explain.texts.passage import Passage
 from tests.support import references_bm25 as oracle
 
 DOCUMENTS = (
@@ -139,6 +141,41 @@ def test_documents_that_chance_drew_are_found_and_explained(method: str, seed: i
             continue
         explanation = explainer.explain(query, text)
         compare(explanation, corpus, method, query.split(), own, 1e-9 if method in RANKED else 2e-6)
+
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    *({"b": 0.0}, {"b": 1.0}, {"k1": 100.0}, {"delta": 0.0}, {"dtype": "float64"}),
+    {"csc_backend": "scipy"},
+)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("method", VARIANTS)
+def test_settings_at_their_ends_are_followed(method: str, settings: dict[str, Any]) -> None:
+    texts = ["a b c d e f", "b " * 5000 + "x", "😀 emoji שלום b", "c " * 3000 + "b", "z z z q"]
+    terms = [text.split() for text in texts]
+    index = bm25s.BM25(method=method, **settings)
+    index.index(terms, show_progress=False)
+    explainer = Explainer(index, analyser=str.split)
+    query = "b c 😀 שלום z q x b b"
+    corpus = oracle.Corpus(terms, **{key: value for key, value in settings.items() if key in ("b", "k1", "delta")})
+    for text, own in zip(texts, terms, strict=True):
+        explanation = explainer.explain(query, text)
+        assert explanation.score == pytest.approx(oracle.score(corpus, method, query.split(), own), rel=1e-5, abs=1e-5)
+        assert abs(explanation.gap or 0.0) <= 1e-6 * max(1.0, explanation.score)
+
+
+def test_a_text_that_was_indexed_without_what_stands_around_it_is_found() -> None:
+    index = BM25Okapi([["b", "c"], ["d"]])
+    explanation = Explainer(index, analyser=str.split).explain("c", Passage("title: t\n\nb c", 10, 13))
+    assert [(token.text, token.start) for token in explanation.document_tokens] == [("b", 0), ("c", 2)]
+
+
+def test_several_threads_get_the_same() -> None:
+    explainer = Explainer(bm25s_index(), analyser=ENGLISH)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: explainer.explain(QUERY, text).score, [*DOCUMENTS] * 8))
+    assert found == found[:5] * 8
 
 
 def test_documents_of_one_word_are_told_apart_by_the_corpus() -> None:

@@ -164,14 +164,48 @@ def test_a_table_that_is_written_to_is_another_model() -> None:
     assert after.fingerprint != before.fingerprint
 
 
-def test_a_pooling_that_changes_is_noticed() -> None:
-    model = splade()
+def _sum(model: Any) -> None:
+    model[1].pooling_strategy = "sum"
+
+
+def _fewer(model: Any) -> None:
+    model.max_active_dims = 5
+
+
+def _other_table(model: Any) -> None:
+    model[0].sub_modules["query"][0] = splade(free=True)[0].sub_modules["query"][0]
+
+
+def _other_pooling(model: Any) -> None:
+    model[0].sub_modules["document"][1] = SpladePooling("sum")
+
+
+def _prompts(model: Any) -> None:
+    model.prompts = {"query": "query: "}
+
+
+@pytest.mark.parametrize(
+    ("free", "change"),
+    [
+        *((False, change) for change in (_sum, _fewer, _prompts)),
+        *((True, change) for change in (_other_table, _other_pooling, _fewer, _prompts)),
+    ],
+)
+def test_a_sparse_model_that_changes_is_noticed(free: bool, change: Any) -> None:
+    model = splade(free=free)
     explainer = Explainer(model)
     explainer.explain(QUERY, DOCUMENT)
-    pooling: Any = model[1]
-    pooling.pooling_strategy = "sum"
+    change(model)
     with pytest.raises(ModelChanged):
         explainer.explain(QUERY, DOCUMENT)
+
+
+def test_a_prompt_wins_weights_like_any_token() -> None:
+    for free in (False, True):
+        model = splade(free=free, prompts={"query": "the moon: ", "document": "a dog "})
+        explanation = Explainer(model).explain(QUERY, DOCUMENT)
+        assert "prompt" in {token.part for token in explanation.query_tokens}
+        assert adds_up(explanation, own_score(model, QUERY, DOCUMENT))
 
 
 class Doubled(nn.Module):
