@@ -61,10 +61,11 @@ class Explainer(ProcessBound):
     Safe to use from several threads; the model it was given is never changed.
 
     Args:
-        model: a name, a folder, or a loaded SentenceTransformer or MultiVectorEncoder, whose weights are then shared;
-            or another explainer's `scorer`; or anything that embeds strings: a function `embed(texts)` or
+        model: a name, a folder, or a loaded SentenceTransformer, MultiVectorEncoder or SparseEncoder, whose weights are
+            then shared; or another explainer's `scorer`; or anything that embeds strings: a function `embed(texts)` or
             `embed(texts, role=...)`, an embedding object of LangChain or LlamaIndex, a static model, or a service as
-            "openai-compatible:URL#model", whose key is in the environment variable OPENAI_API_KEY; or a BM25 index.
+            "openai-compatible:URL#model", whose key is in the environment variable OPENAI_API_KEY; or a BM25 index of
+            bm25s or rank_bm25, or a retriever that holds one.
         method: a name from docs/methods.md; None: the scorer's first.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
