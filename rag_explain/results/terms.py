@@ -26,7 +26,8 @@ class Term:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "numbers", readonly_mapping(self.numbers))
+        known = {name: value for name, value in self.numbers.items() if is_number(value)}  # not those that overflow
+        object.__setattr__(self, "numbers", readonly_mapping(known))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Term, (self.text, self.query, self.document, self.value, dict(self.numbers))
@@ -44,7 +45,7 @@ def write_terms(terms: Sequence[Term]) -> list[list[Any]]:
 def read_terms(items: Any, data: Mapping[str, Any]) -> tuple[Term, ...]:
     terms = tuple(Term(text, tuple(asked), tuple(met), value, numbers) for text, asked, met, value, numbers in items)
     for one in terms:
-        words, numbers = (one.text, *one.query, *one.document), (one.value, *one.numbers.values())
-        if not all(isinstance(word, str) for word in words) or not all(map(is_number, numbers)):
+        words = (one.text, *one.query, *one.document)
+        if not all(isinstance(word, str) for word in words) or not is_number(one.value):
             raise ValueError(f"no such term: {one!r}")
     return terms

@@ -101,8 +101,8 @@ def as_analyser(given: Any) -> Analyser:
     if isinstance(given, Analyser):
         return given
     name = getattr(given, "__qualname__", None) or type(given).__name__
-    if callable(getattr(given, "splitter", None)) and hasattr(given, "stopwords"):
-        return _of_tokenizer(given, name)
+    if (tokenizer := tokenizer_of(given)) is not None:
+        return _of_tokenizer(tokenizer, type(tokenizer).__name__)
     function, settings = (given.func, given.keywords) if isinstance(given, partial) else (given, {})
     if isinstance(given, partial):
         name = getattr(function, "__qualname__", name)
@@ -111,6 +111,12 @@ def as_analyser(given: Any) -> Analyser:
     if not callable(given):
         raise InvalidInput(f"an analyser is a function from a text to its words, not {name}")
     return FunctionAnalyser(given, name)
+
+
+def tokenizer_of(given: Any) -> Any:
+    """The Tokenizer of bm25s that this is, or that this is a method of; else None."""
+    owners = (given, getattr(given, "__self__", None))
+    return next((one for one in owners if callable(getattr(one, "splitter", None)) and hasattr(one, "stopwords")), None)
 
 
 def of_settings(settings: dict[str, Any], name: str) -> PatternAnalyser:

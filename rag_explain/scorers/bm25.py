@@ -82,7 +82,8 @@ class BM25(Scorer, ProcessBound):
     @property
     def fingerprint(self) -> str:
         weights = self._held.weights()
-        parts = (self.index.digest, self._held.query.description, None if weights is None else list(weights))
+        by_document = None if weights is None else np.asarray(weights, np.float64).tobytes()
+        parts = (self.index.digest, self._held.query.description, by_document)
         return hashlib.blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
     @property

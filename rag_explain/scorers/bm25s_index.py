@@ -58,7 +58,7 @@ class BM25S(TermIndex):
     def _own_columns(self, vocabulary: Mapping[str, int] | None) -> Mapping[str, int]:
         words: Mapping[Any, int] = self._index.vocab_dict
         named = [word for word in words if word != ""]
-        is_numbered = all(isinstance(word, int) or (word.isdigit() and int(word) == words[word]) for word in named)
+        is_numbered = all(isinstance(word, int) or (word.isdecimal() and int(word) == words[word]) for word in named)
         if not is_numbered:
             return words
         if vocabulary is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rag_explain.errors import InvalidInput
-from rag_explain.scorers.analyser import Analyser, as_analyser, of_settings
+from rag_explain.scorers.analyser import Analyser, as_analyser, of_settings, tokenizer_of
 from rag_explain.scorers.bm25s_index import BM25S
 from rag_explain.scorers.term_index import RankBM25, TermIndex
 
@@ -58,7 +58,7 @@ def held(model: Any, analyser: Any = None) -> Held:
             "made, such as str.split, a Tokenizer of bm25s, or functools.partial(bm25s.tokenize, stemmer=...)"
         )
     read = as_analyser(given)
-    return Held(lambda: model, read, (read,), getattr(given, "get_vocab_dict", lambda: None))
+    return Held(lambda: model, read, (read,), getattr(tokenizer_of(given), "get_vocab_dict", lambda: None))
 
 
 def _inside(model: Any) -> list[Any]:

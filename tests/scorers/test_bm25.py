@@ -21,6 +21,7 @@ from rag_explain.errors import InvalidInput
 from rag_explain.faiss import FaissRetriever
 from rag_explain.log import ExplanationLog, records
 from rag_explain.retrieval import HitExplainer, RetrievedDocument
+from rag_explain.results.terms import Term
 from rag_explain.scorers import BM25
 from rag_explain.texts.passage import Passage
 from tests.support import references_bm25 as oracle
@@ -275,7 +276,7 @@ def test_a_tokenizer_of_bm25s_is_an_analyser_and_learns_nothing(form: str, stemm
     )
     known = [one for one in asked[0] if form == "ids" or one in index.vocab_dict]
     found, scores = index.retrieve([known], k=5, show_progress=False)
-    explainer = Explainer(index, analyser=tokenizer)
+    explainer = Explainer(index, analyser=tokenizer if stemmer else tokenizer.tokenize)
     for number, score in zip(found[0], scores[0], strict=True):
         explanation = explainer.explain(QUERY, DOCUMENTS[number])
         assert explanation.score == pytest.approx(float(score), rel=1e-6)
@@ -419,6 +420,10 @@ def test_hits_views_and_the_log_show_the_terms(tmp_path: Path) -> None:
     kept = record.hits[1].explanation
     assert kept is not None
     assert (kept.measure, kept.terms) == ("BM25", ())
+
+
+def test_a_number_that_overflows_is_left_out_of_a_term() -> None:
+    assert dict(Term("a", ("a",), (), 0.5, {"idf": float("nan"), "frequency": 2}).numbers) == {"frequency": 2}
 
 
 def test_terms_leave_with_the_text_that_they_were_read_from() -> None:
