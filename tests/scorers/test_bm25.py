@@ -20,8 +20,8 @@ from rag_explain import Explainer, Explanation
 from rag_explain.errors import InvalidInput
 from rag_explain.faiss import FaissRetriever
 from rag_explain.log import ExplanationLog, records
-from rag_explain.retrieval import HitExplainer, RetrievedDocument
 from rag_explain.results.terms import Term
+from rag_explain.retrieval import HitExplainer, RetrievedDocument
 from rag_explain.scorers import BM25
 from rag_explain.texts.passage import Passage
 from tests.support import references_bm25 as oracle
