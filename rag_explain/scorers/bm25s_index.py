@@ -43,7 +43,7 @@ class BM25S(TermIndex):
 
     @staticmethod
     def is_one(model: Any) -> bool:
-        return hasattr(model, "get_scores_from_ids") and hasattr(model, "idf_method")
+        return hasattr(model, "get_scores_from_ids") and isinstance(getattr(model, "idf_method", None), str)
 
     @staticmethod
     def state(index: Any) -> Hashable:

@@ -122,7 +122,8 @@ class RankBM25(TermIndex):
 
     @staticmethod
     def is_one(model: Any) -> bool:
-        return all(hasattr(model, name) for name in ("doc_freqs", "doc_len", "avgdl", "idf", "get_scores"))
+        has = all(hasattr(model, name) for name in ("doc_freqs", "doc_len", "avgdl", "get_scores"))
+        return has and isinstance(getattr(model, "idf", None), dict)
 
     @staticmethod
     def state(index: Any) -> Hashable:

@@ -20,9 +20,11 @@ from rag_explain import Explainer, Explanation
 from rag_explain.errors import InvalidInput
 from rag_explain.faiss import FaissRetriever
 from rag_explain.log import ExplanationLog, records
+from rag_explain.log.verify import verify
 from rag_explain.results.terms import Term
 from rag_explain.retrieval import HitExplainer, RetrievedDocument
 from rag_explain.scorers import BM25
+from rag_explain.scorers.holders import is_held
 from rag_explain.texts.passage import Passage
 from tests.support import references_bm25 as oracle
 
@@ -420,6 +422,29 @@ def test_hits_views_and_the_log_show_the_terms(tmp_path: Path) -> None:
     kept = record.hits[1].explanation
     assert kept is not None
     assert (kept.measure, kept.terms) == ("BM25", ())
+
+
+def test_a_log_is_verified_against_the_index(tmp_path: Path) -> None:
+    index = bm25s_index()
+    explainer = Explainer(index, analyser=ENGLISH)
+    found = [RetrievedDocument(id=str(number), text=text) for number, text in enumerate(DOCUMENTS)]
+    with ExplanationLog(tmp_path) as log:
+        log.record(query=QUERY, answer="yes", hits=HitExplainer(explainer).hits(QUERY, found))
+    assert [one.outcome for one in verify(tmp_path, lambda _: explainer)] == ["holds"] * 5
+    index.index(ENGLISH([*DOCUMENTS[1:], "another one about dogs"]), show_progress=False)
+    outcomes = [one.outcome for one in verify(tmp_path, lambda _: explainer)]
+    assert (outcomes[0], outcomes[1]) == ("unknown", "moved")
+
+
+class Anything:
+    """Whatever it is asked for, it says that it has it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: [[0.5, 0.5]]
+
+
+def test_what_has_every_attribute_is_no_index() -> None:
+    assert not is_held(Anything())
 
 
 def test_a_number_that_overflows_is_left_out_of_a_term() -> None:
