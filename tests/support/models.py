@@ -244,7 +244,7 @@ def static(*after: torch.nn.Module, kind: str = "wordpiece", width: int = 8, **s
 
 def word_index() -> BM25:
     """A BM25 index of some texts."""
-    index = BM25Okapi([text.split() for text in (*CORPUS, *TEXTS)])
+    index = BM25Okapi([text.split() for text in (*CORPUS, *TEXTS, "The bank is closed.")])
     return BM25(index, str.split)
 
 
