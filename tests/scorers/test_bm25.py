@@ -310,7 +310,9 @@ def test_an_index_is_known_whatever_the_order_of_its_vocabulary() -> None:
         return Explainer(index, analyser=ENGLISH).scorer.fingerprint
 
     assert made(1) == made(-1)
-    assert len({made(1), made(1, DOCUMENTS[1:]), made(1, DOCUMENTS[::-1]), made(1, (*DOCUMENTS[:4], "and"))}) >= 3
+    assert (
+        len({made(1), made(1, DOCUMENTS[1:]), made(1, DOCUMENTS[::-1]), made(1, (*DOCUMENTS[:4], "and"))}) == 3
+    )  # a text of stop words is another one of them
 
 
 def test_an_index_that_changes_is_explained_as_it_is_under_another_name() -> None:
