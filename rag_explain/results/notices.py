@@ -19,7 +19,7 @@ OTHER_RANKING = "other-ranking"
 MISMATCH = "mismatch"
 # Nothing showed whether the index was built, or searched, with this encoder.
 UNCHECKED = "unchecked"
-# The encoder does not know words of a text, and reads all of them as one.
+# The encoder does not know words of a text, and reads all of them as one; or an index does not look for them.
 UNKNOWN = "unknown"
 # The encoder read words of a text letter by letter.
 SPELLED = "spelled"

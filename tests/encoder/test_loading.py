@@ -130,7 +130,7 @@ def xlnet(where: Path) -> SentenceTransformer:
 def test_xlnet_is_refused_with_what_to_do(tmp_path: Path) -> None:
     model = xlnet(tmp_path)
     explained = set()
-    for method in METHODS:
+    for method in {*METHODS} - {"terms"}:  # of another kind of model, which it refuses
         try:
             assert Explainer(model, method).explain("cat", "the moon").score
             explained.add(method)

@@ -66,6 +66,8 @@ FOLLOWED: list[tuple[Any, Function]] = [
     (aten.gather, lambda x: x.gather(-2, INDEX)),
     (aten.max, lambda x: x.max(dim=1).values),
     (aten.max, lambda x: x.max(dim=-1, keepdim=True).values),
+    (aten.amax, lambda x: x.amax(dim=1)),
+    (aten.amax, lambda x: x.amax(dim=-1, keepdim=True)),
     (aten.cat, lambda x: torch.cat([x, _fixed(1, 2, 4), 2 * x], dim=1)),
     (aten.cat, lambda x: torch.cat([x, torch.empty(0, dtype=x.dtype)])),
     (aten.stack, lambda x: torch.stack([x, _fixed(1, 3, 4)], dim=-1)),

@@ -17,7 +17,7 @@ import pytest
 from rag_explain.render import sentences
 from rag_explain.render.page import write_page
 from rag_explain.results.hits import Hits
-from tests.support.samples import DOCUMENT, HOSTILE, OTHER, explain, hits, hostile
+from tests.support.samples import DOCUMENT, HOSTILE, OTHER, explain, hits, hostile, terms
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
@@ -490,10 +490,29 @@ def test_several_outputs_on_one_notebook_page_do_not_touch_each_other_or_the_pag
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_barrier(show: Open, scheme: str) -> None:
     pages = [write_page([[explain(), explain(method="ij")]]), explain(document=LONG, limit=200).to_html()]
+    pages.append(explain(terms=terms(count=30)).to_html())
     for html in (*pages, write_page(hits())):
         page = show(html, scheme=scheme, bypass_csp=True)  # the checker is a script that the page would refuse
         results = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response
         assert [(found["id"], found["nodes"][0]["html"]) for found in results["violations"]] == []
+
+
+@looks
+def test_the_table_of_terms_fits_its_page(show: Open, look: dict[str, Any]) -> None:
+    page = show(explain(terms=terms("überraschungsdokumentation " * 3, 30)).to_html(), **look)
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    rows = page.locator("table.terms tbody tr")
+    assert rows.count() == 20
+    assert page.locator("details summary", has_text="20 of 30 terms").count() == 1
+    assert "+14.5000" in rows.first.inner_text()
+
+
+def test_hostile_terms_are_text(show: Open) -> None:
+    for text in HOSTILE:
+        page = show(explain(terms=terms(text)).to_html())
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("table.terms tbody tr").count() == 3
+        assert page.locator("table.terms img, table.terms b, table.terms script").count() == 0
 
 
 def test_empty_pages_are_pages(show: Open) -> None:

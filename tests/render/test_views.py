@@ -38,7 +38,7 @@ from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.notices import SPELLED, UNKNOWN, Notice
 from tests.support.answers import hit, reranked
-from tests.support.samples import DOCUMENT, OTHER, QUERY, explain
+from tests.support.samples import DOCUMENT, OTHER, QUERY, explain, terms
 
 RAW = "\x1b[2J\u202eraw"
 SEEN = "\ufffd[2J\ufffdraw"
@@ -212,3 +212,13 @@ def test_every_view_names_the_stage_that_ranked_a_hit() -> None:
     for view in views:
         assert line in view
         assert "ranked by Reranker, not by this encoder" in view.replace("&#x27;", "'")
+
+
+def test_terms_are_shown_with_what_is_known_of_each() -> None:
+    shown = str(explain(terms=terms(count=25)))
+    assert "length factor" in shown
+    lines = [line.split() for line in shown.splitlines() if line.startswith("password")]
+    assert [line[2] for line in lines if line[2].isdigit()] == [str(k) for k in range(24, 4, -1)]
+    absent = str(explain(terms=terms(count=1)))
+    assert "–" in absent
+    assert "+0.0000" in absent

@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 import transformers
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize
+from rank_bm25 import BM25Okapi
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.base.modules.transformer import Transformer as BaseTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+
+from rag_explain.scorers import BM25
 
 CORPUS = [
     "the cat sat on the mat and looked at the moon",
@@ -162,6 +166,38 @@ def colbert(architecture: str = "bert", expansion: dict[str, Any] | None = None,
 
 
 @functools.cache
+def masked_folder(name: str = "bert") -> Path:
+    """Where a tiny masked language model is saved, with random weights and a head for each word."""
+    architecture = ARCHITECTURES[name]
+    words = tokenizer(architecture.tokenizer)
+    torch.manual_seed(5)
+    config = getattr(transformers, architecture.config)(
+        vocab_size=len(words), pad_token_id=0, bos_token_id=2, eos_token_id=3, **architecture.sizes
+    )
+    model = getattr(transformers, architecture.model.replace("Model", "ForMaskedLM"))(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(mean=1.0 if parameter.ndim == 1 and (parameter == 1).all() else 0.0, std=0.3)
+    where = Path(tempfile.mkdtemp(prefix=f"tiny-masked-{name}-"))
+    model.save_pretrained(where)
+    words.save_pretrained(where)
+    return where
+
+
+def splade(
+    name: str = "bert", pooling: Any = "max", activation: Any = "relu", *, free: bool = False, **settings: Any
+) -> SparseEncoder:
+    """A SparseEncoder of this architecture; `free`: queries are read by a table of weights, some of them zero."""
+    transformer = BaseTransformer(str(masked_folder(name)), transformer_task="fill-mask")
+    modules: list[Any] = [transformer, SpladePooling(pooling, activation)]
+    if free:
+        torch.manual_seed(6)
+        table = SparseStaticEmbedding(transformer.tokenizer, torch.rand(len(transformer.tokenizer)).sub(0.2).relu())
+        modules = [Router.for_query_document(query_modules=[table], document_modules=modules)]
+    return SparseEncoder(modules=modules, device="cpu", **settings).to(torch.float64)
+
+
+@functools.cache
 def cross_encoder_folder() -> Path:
     """Where a tiny cross-encoder is saved: BERT with one output and random weights."""
     words = tokenizer("wordpiece")
@@ -206,6 +242,14 @@ def static(*after: torch.nn.Module, kind: str = "wordpiece", width: int = 8, **s
     return SentenceTransformer(modules=[words, *after], device="cpu", **settings)
 
 
-def model_for(method: str) -> SentenceTransformer:
+def word_index() -> BM25:
+    """A BM25 index of some texts."""
+    index = BM25Okapi([text.split() for text in (*CORPUS, *TEXTS, "The bank is closed.")])
+    return BM25(index, str.split)
+
+
+def model_for(method: str) -> SentenceTransformer | BM25:
     """A tiny model that this method explains."""
-    return static() if method == "static" else tiny("bert")
+    kinds: dict[str, Callable[[], Any]] = {"static": static, "terms": word_index}
+    model: SentenceTransformer | BM25 = kinds.get(method, lambda: tiny("bert"))()
+    return model

@@ -113,7 +113,7 @@ def _gradient_times_input(
 def blocks(model: SentenceTransformer) -> list[nn.Module]:
     """The encoder blocks, by the name each architecture gives them."""
     core = model[0].auto_model
-    for path in ("encoder.layer", "transformer.layer", "encoder.block", "layers", "h"):
+    for path in ("encoder.layer", "bert.encoder.layer", "transformer.layer", "encoder.block", "layers", "h"):
         try:
             found = core.get_submodule(path)
         except AttributeError:

@@ -12,6 +12,7 @@ from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.notices import OTHER_RANKING, TRUNCATED, Notice
+from rag_explain.results.terms import Term
 from rag_explain.texts.segments import word_spans
 from rag_explain.texts.tokens import Role, Token
 
@@ -76,6 +77,12 @@ def explain(
         "provenance": {"path": "cold", "seconds": 0.4},
     }
     return Explanation(**fields | with_notices(fields["notices"], changes))
+
+
+def terms(text: str = "password", count: int = 3) -> tuple[Term, ...]:
+    """Terms made by hand: the first is absent from the document."""
+    numbers = {"idf": 1.5, "length factor": 0.91}
+    return tuple(Term(f"{text} {k}", (text,), (text,) * bool(k), 0.5 * k, numbers if k else {}) for k in range(count))
 
 
 def truncation(side: Role) -> Notice:

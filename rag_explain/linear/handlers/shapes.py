@@ -97,6 +97,14 @@ def maximum(rec: Recorder, out: Any, self: Tensor, dim: int | None = None, keepd
     rec.emit_unary(self, largest, Rearrange, in_shape=tuple(self.shape), function=pick)
 
 
+@handles(aten.amax)
+def amax(rec: Recorder, out: Tensor, self: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
+    """The largest of one axis, as `max` has it; where several are, the first."""
+    if len(dim) != 1:
+        raise Unfollowable("there is no rule for the largest value of several axes together")
+    maximum(rec, (out, self.argmax(dim[0], keepdim=keepdim)), self, dim[0], keepdim)
+
+
 @handles(aten.cat)
 def cat(rec: Recorder, out: Tensor, tensors: Sequence[Tensor], dim: int) -> None:
     dim %= out.ndim
