@@ -110,8 +110,8 @@ class Hit(Displayable):
     def gap(self) -> float | None:
         """The search's score as a similarity - `similarity`: zero up to rounding when the scorer is this encoder."""
         searched = [one for one in self.stages if one.kind == "search" and one.query is None] or [self]
-        told = [(metric, one.score) for one in searched if (metric := Metric.find(one.metric)) is not None]
-        claimed, exact = told[0][0].similarity(told[0][1]) if told else None, self.similarity
+        found = [metric.similarity(one.score) for one in searched if (metric := Metric.find(one.metric)) is not None]
+        claimed, exact = next((one for one in found if one is not None), None), self.similarity
         return None if claimed is None or exact is None else claimed - exact
 
     __str__ = object.__str__  # printing computes nothing
