@@ -18,7 +18,8 @@ LAYERS = """
     errors _torch probes
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.serialization results.readonly results.metric results.display
-    results.deferred results.links results.spans results.trust results.explanation results.stages results.highlights results.evidence
+    results.deferred results.links results.spans results.trust results.explanation results.stages
+    results.highlights results.evidence
     results.contrast results.comparison results.hits results.precomputed results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
@@ -39,7 +40,8 @@ LAYERS = """
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
-    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.legs retrieval.sharing retrieval.nested retrieval.search retrieval.truth
+    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.legs retrieval.sharing retrieval.nested
+    retrieval.search retrieval.truth
     retrieval.adapter retrieval.saved_index
     retrieval.faiss retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel

@@ -38,6 +38,7 @@ class Stage:
     query: str | None = None  # what it was asked, where that is not the query of the hit
     document: str | None = None  # the other document that it is about: what this one is redundant with
     note: str | None = None  # what is not known of it
+    is_inside: bool = False  # it ran inside the retriever that was asked, whose own notices speak of it
     handle: Deferred[Explanation] = field(
         default_factory=lambda: Deferred.skipped(_UNEXPLAINED), compare=False, repr=False
     )
@@ -50,7 +51,7 @@ class Stage:
     @property
     def is_missed(self) -> bool:
         """Whether this search did not find the document, which another leg did."""
-        return self.kind == "search" and self.rank is None and self.contribution == 0.0
+        return self.kind == "search" and self.rank is None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the explanation."""
@@ -93,7 +94,7 @@ def fused(stages: Sequence[Stage], index: int) -> float | None:
 
 def ranking_notices(stages: Iterable[Stage]) -> tuple[Notice, ...]:
     """Names the parts that ranked the document after its search; none where the search did."""
-    after = ("rerank", "fusion", "merge", "mmr")
-    names = " and then ".join(dict.fromkeys(stage.name for stage in stages if stage.kind in after))
+    after = (stage for stage in stages if stage.kind not in ("search", "filter", "term") and not stage.is_inside)
+    names = " and then ".join(dict.fromkeys(stage.name for stage in after))
     text = f"the documents were ranked by {names}, not by this encoder's similarity alone"
     return (Notice(OTHER_RANKING, text),) if names else ()

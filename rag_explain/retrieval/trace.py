@@ -83,11 +83,11 @@ class Trace:
             self._around(parent).append(run)
         return True
 
-    def leave(self, name: Hashable, found: Callable[[], Sequence[Found]]) -> None:
+    def leave(self, name: Hashable, found: Callable[[Run], Sequence[Found]]) -> None:
         """A retriever has answered: what it returned is read now, since others may write to it."""
         run = self._runs.get(name)
         if run is not None:
-            run.found = found()
+            run.found = found(run)
 
     def inside(self, name: Hashable) -> list[Run]:
         """The runs directly inside what has this name."""

@@ -90,7 +90,7 @@ class _Ear(BaseSpanHandler[BaseSpan]):
     ) -> None:
         trace = _trace.get()
         if trace is not None and isinstance(result, list):
-            trace.leave(id_, lambda: [found_of(node) for node in result])
+            trace.leave(id_, lambda run: [found_of(node) for node in result])
 
     def span_drop(self, *arguments: Any, **kwargs: Any) -> None:
         """A run that failed returned nothing."""
@@ -248,9 +248,9 @@ class Told:
     ) -> Deferred[Explanation] | None:
         """The hit's own explanation, where this search embeds as that does; else one by what scored in it."""
         _, embedder = retriever_encoder(run.owner)
-        if embedder is not None and search.embedder is not None and embedder.holder is search.embedder.holder:
-            if run.query == query:
-                return handle
+        is_own = embedder is not None and search.embedder is not None and embedder.holder is search.embedder.holder
+        if is_own and run.query == query:
+            return handle
         make = leg_explainer(run.owner, embedder)
         if make is None or run.query is None:
             return None
