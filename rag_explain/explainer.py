@@ -64,12 +64,13 @@ class Explainer(ProcessBound):
         model: a name, a folder, or a loaded SentenceTransformer or MultiVectorEncoder, whose weights are then shared;
             or another explainer's `scorer`; or anything that embeds strings: a function `embed(texts)` or
             `embed(texts, role=...)`, an embedding object of LangChain or LlamaIndex, a static model, or a service as
-            "openai-compatible:URL#model", whose key is in the environment variable OPENAI_API_KEY.
+            "openai-compatible:URL#model", whose key is in the environment variable OPENAI_API_KEY; or a BM25 index.
         method: a name from docs/methods.md; None: the scorer's first.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
         store: a folder in which documents' factors are kept, or a `Store`; None keeps them in memory only.
         max_calls: how many texts are sent at most to something that only embeds strings, retries included.
+        analyser: what split the texts of a BM25 index into words, where the index does not keep it.
         options: options of the method; an unknown one raises.
     """
 
@@ -84,9 +85,10 @@ class Explainer(ProcessBound):
         device: str | None = None,
         store: str | Path | Store | None = None,
         max_calls: int | None = None,
+        analyser: Any = None,
         **options: Any,
     ) -> None:
-        self.scorer = resolve(model, device, max_calls)
+        self.scorer = resolve(model, device, max_calls, analyser)
         with in_words(InvalidInput, f"the method {method or self.scorer.methods[0]} cannot be made with these options"):
             self.method = make(method, self.scorer, layer, options)
         self._prepared = lru_cache(_RECENT_QUERIES)(partial(PreparedQuery, self.method))

@@ -18,9 +18,9 @@ LAYERS = """
     errors _torch probes
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.serialization results.readonly results.metric results.display
-    results.deferred results.links results.spans results.trust results.explanation results.stages
-    results.highlights results.evidence
-    results.contrast results.comparison results.hits results.precomputed results.plan results
+    results.deferred results.links results.spans results.terms results.trust results.explanation results.stages
+    results.highlights results.evidence results.contrast results.comparison results.hits results.precomputed
+    results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
@@ -30,18 +30,19 @@ LAYERS = """
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear.structure linear
     scorers.base scorers.budget scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
-    scorers.multi_vector scorers.static scorers.checks scorers
+    scorers.multi_vector scorers.static scorers.analyser scorers.term_index scorers.bm25s_index scorers.holders
+    scorers.bm25 scorers.checks scorers
     evidence
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.static methods.parts
     methods.occlusion methods.shapley methods.integration_path methods.jacobian methods.baselines methods.bti
-    methods.alignment methods.slices methods
+    methods.alignment methods.terms methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
     ski_rental planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
-    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.legs retrieval.sharing retrieval.nested
-    retrieval.search retrieval.truth
+    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.legs retrieval.sharing
+    retrieval.nested retrieval.search retrieval.truth
     retrieval.adapter retrieval.saved_index
     retrieval.faiss retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
@@ -59,6 +60,7 @@ DRAWN = ("results", "render")
 FRAMEWORKS = (
     "chromadb",
     "faiss",
+    "bm25s",
     "haystack",
     "haystack_integrations",
     "langchain_core",
@@ -66,6 +68,7 @@ FRAMEWORKS = (
     "langchain_classic",
     "llama_index",
     "psycopg",
+    "rank_bm25",
     "sqlalchemy",
     "ray",
     "opentelemetry",
@@ -132,6 +135,7 @@ def test_results_and_views_need_no_torch() -> None:
 
 def test_frameworks_stay_outside() -> None:
     own = {"retrieval.faiss": {"faiss"}, "retrieval.saved_index": {"faiss"}, "log.sinks.otel": {"opentelemetry"}}
+    own |= {"scorers.analyser": {"bm25s"}}
     for name, path in modules():
         for module, _ in imports(ast.parse(path.read_text(encoding="utf-8"))):
             framework = module.split(".")[0]

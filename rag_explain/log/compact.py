@@ -29,9 +29,10 @@ from rag_explain.texts.tokens import Token
 _CODES = {value for name, value in vars(notices).items() if name.isupper() and isinstance(value, str)}
 
 TUPLE: plain.Row = (list, lambda items, data: tuple(items))  # how a field that is a tuple is written and read
-# The fields of an explanation that hold its words. A record has kept pairs instead of them, or a packed matrix.
+# The fields of an explanation that hold its words. A record has kept pairs instead of them, or a packed matrix; terms
+# are not in it.
 _WORDS = ("query", "document", "query_tokens", "document_tokens", "matrix", "similarities")
-_OUTLINE: plain.FieldTable = {name: row for name, row in FIELDS.items() if name not in _WORDS}
+_OUTLINE: plain.FieldTable = {name: row for name, row in FIELDS.items() if name not in (*_WORDS, "terms")}
 # The fields in which a computation describes itself: a method of another package may put any string there.
 _DESCRIPTIONS = ("method", "settings", "model", "references", "measure", "provenance")
 _place = attrgetter("start", "end")  # of a token
@@ -168,7 +169,7 @@ def _notice(notice: Notice, policy: Policy) -> Notice:
 
 def _no_tokens(query: str | None, document: str | None, carried: float) -> dict[str, Any]:
     """The fields that hold words, for an explanation without tokens; `carried` is what the matrix sums to."""
-    return dict(zip(_WORDS, (query, document, (), (), np.array([[carried]]), None), strict=True))
+    return dict(zip(_WORDS, (query, document, (), (), np.array([[carried]]), None), strict=True)) | {"terms": ()}
 
 
 def _token(start: int, end: int, text: str | None) -> Token:

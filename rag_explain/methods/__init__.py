@@ -15,6 +15,7 @@ from rag_explain.methods.occlusion import Occlusion
 from rag_explain.methods.pooled import Pooled
 from rag_explain.methods.shapley import Shapley
 from rag_explain.methods.static import StaticRows
+from rag_explain.methods.terms import Terms
 from rag_explain.scorers.base import Scorer
 
 __all__ = ["GROUP", "METHODS", "EncoderMethod", "ExplainedPair", "Method", "PairMethod", "explained", "find", "make"]
@@ -22,7 +23,7 @@ __all__ = ["GROUP", "METHODS", "EncoderMethod", "ExplainedPair", "Method", "Pair
 GROUP = "rag_explain.methods"
 _EXPLAIN = (
     *(BiLRP, HessianProduct, IntegratedJacobians, ExactJacobians, Pooled, StaticRows),
-    *(Occlusion, Shapley, Alignment, BTI),
+    *(Occlusion, Shapley, Alignment, BTI, Terms),
 )
 _BASELINES = (TokenEmbeddings, Gradient, IntegratedGradients, Random)
 METHODS: dict[str, type[Method]] = {method.name: method for method in (*_EXPLAIN, *_BASELINES)}

@@ -18,6 +18,7 @@ from rag_explain.linear import DEFAULT_MAX_BYTES
 from rag_explain.pairing import Placed
 from rag_explain.results.explanation import summed
 from rag_explain.results.notices import Notice, cut_sides
+from rag_explain.results.terms import Term
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE
 from rag_explain.texts.passage import Passage
@@ -40,6 +41,7 @@ class ExplainedPair:
     unit: Unit = "token"
     references: Mapping[str, Any] | None = None
     similarities: Array | None = None
+    terms: tuple[Term, ...] = ()
     returned: float | None = None
     error: float | None = None
     notices: tuple[Notice, ...] = ()

@@ -226,6 +226,7 @@
       this.node.append(columns);
       const grid = this.shown.sentences ? this.sentenceGrid() : this.wordGrid();
       if (grid) this.node.append(grid);
+      if (this.shown.terms) this.node.append(this.termTable());
     }
 
     sums() {
@@ -383,6 +384,24 @@
         return row;
       });
       return this.grid(`By sentence (${texts.length} sentences)`, ["all", ...shown.queryNames, "sentence"], rows);
+    }
+
+    termTable() {
+      const { heads, rows } = this.shown.terms;
+      const kind = (k) => (heads[k][1] ? "num" : "");
+      const head = el("tr", "", ...heads.map(([name], k) => {
+        const cell = el("th", kind(k), name);
+        cell.scope = "col";
+        return cell;
+      }));
+      const body = rows.map((row) => el("tr", "", ...row.map((text, k) => el("td", kind(k), text))));
+      const scroll = el("div", "scroll", el("table", "terms", el("thead", "", head), el("tbody", "", ...body)));
+      scroll.tabIndex = 0;
+      scroll.setAttribute("role", "region");
+      scroll.setAttribute("aria-label", "Terms");
+      const details = el("details", "", el("summary", "", `Terms (${rows.length})`), scroll);
+      details.open = true;
+      return details;
     }
 
     gridRow(name, values, scale, cellOf) {

@@ -19,7 +19,7 @@ from rag_explain.errors import InvalidInput
 from rag_explain.render import notebook
 from rag_explain.render.blocks import View
 from rag_explain.render.sentences import all_visible, balance, facts, missing, names, notices, source, trust, unread
-from rag_explain.render.views.explanation import in_unit, pieces
+from rag_explain.render.views.explanation import in_unit, pieces, terms
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
@@ -107,7 +107,15 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
         "documentSums": _rounded(shown.document_saliency()[None])[0],
         "similarities": None if shown.similarities is None else _rounded(shown.similarities),
         "sentences": _sentences(shown),
+        "terms": _terms(shown),
     }
+
+
+def _terms(shown: Explanation) -> dict[str, Any] | None:
+    """The table of terms, as everywhere: its columns, and whether each holds numbers."""
+    for table in terms(shown):
+        return {"heads": [[one.title, int(one.is_number)] for one in table.columns], "rows": table.rows}
+    return None
 
 
 def _sentences(shown: Explanation) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from rag_explain.results.links import Link, find_links
 from rag_explain.results.notices import LEFT_OUT, Notice, cut_sides, is_of_chunk, merged, stand_in_reason
 from rag_explain.results.readonly import ReadOnly, readonly, readonly_mapping
 from rag_explain.results.spans import ValuedSpan, best
+from rag_explain.results.terms import Term, read_terms, write_terms
 from rag_explain.results.trust import Trust
 from rag_explain.texts.tokens import Role, Token, Unit
 from rag_explain.texts.units import Index, text_units
@@ -51,7 +52,8 @@ class Explanation(ReadOnly, Displayable):
     """Why a document scored what it did for a query.
 
     `matrix` is (n_q + 1, n_d + 1) float32 in score units; its last row and column are the rest, which no token owns.
-    `similarities` are (n_q, n_d) cosines of all token pairs, for alignment methods.
+    `similarities` are (n_q, n_d) cosines of all token pairs, for alignment methods. `terms` are what the score is a sum
+    over, for scorers that compare words of a vocabulary.
     """
 
     query: str | None  # the caller's own strings; None where text is not kept
@@ -69,6 +71,7 @@ class Explanation(ReadOnly, Displayable):
     probes: Probes | None = None  # what the model computes for a few texts: for a log to keep, not part of `to_dict`
     references: Mapping[str, float] | None = None  # of integrated Jacobians: tell how far they can be trusted
     similarities: Array | None = None
+    terms: tuple[Term, ...] = ()
     measure: str = "cosine"  # what the score is: "cosine", "dot", "MaxSim" and so on
     returned: float | None = None  # what the user saw, where that is a function of the score, such as a sigmoid
     error: float | None = None  # the largest relative error that the method reports of its own arithmetic, if any
@@ -87,8 +90,9 @@ class Explanation(ReadOnly, Displayable):
         values["similarities"] = None if self.similarities is None else readonly(self.similarities)
         for name in ("settings", "provenance", "references"):
             values[name] = readonly_mapping(getattr(self, name))
+        # A text that is not kept must not live on in what was read from it.
+        values["terms"] = () if self.query is None or self.document is None else tuple(self.terms)
         for text, name in ((self.query, "query_tokens"), (self.document, "document_tokens")):
-            # A text that is not kept must not live on in its tokens.
             values[name] = tuple(one if text is not None else one.without_text() for one in getattr(self, name))
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -224,6 +228,8 @@ class Explanation(ReadOnly, Displayable):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Explanation:
         """The inverse of `to_dict`; refuses data of another format or of another version."""
+        if isinstance(data, Mapping):
+            data = {"terms": [], **data}
         values = plain.fields_from_dict(data, FIELDS, FORMAT, VERSION, "an explanation")
         try:
             return cls(**values)
@@ -264,6 +270,7 @@ FIELDS = plain.table(
     settings=(dict, None),
     references=(dict, None),
     similarities=(np.ndarray.tolist, plain.read_matrix(rest=0)),
+    terms=(write_terms, read_terms),
     notices=(plain.write_notices, plain.read_notices),
     provenance=(dict, None),
 )

@@ -10,8 +10,10 @@ from rag_explain.encoder.static import StaticEncoder
 from rag_explain.errors import InvalidInput, UnsupportedModel, in_words
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.bi_encoder import BiEncoder
+from rag_explain.scorers.bm25 import BM25
 from rag_explain.scorers.checks import check_encoding, check_similarity
 from rag_explain.scorers.embedder import BlackBox
+from rag_explain.scorers.holders import is_held
 from rag_explain.scorers.multi_vector import MultiVector
 from rag_explain.scorers.openai_compatible import PREFIX, OpenAICompatible
 from rag_explain.scorers.sources import source_of
@@ -20,15 +22,21 @@ from rag_explain.scorers.static import Static
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = ["BlackBox", "OpenAICompatible", "Scorer", "resolve"]
+__all__ = ["BM25", "BlackBox", "OpenAICompatible", "Scorer", "resolve"]
 
 
 @in_words(UnsupportedModel, "this model cannot be explained", ": use another model, or load this one another way")
-def resolve(model: Any, device: str | None = None, max_calls: int | None = None) -> Scorer:
+def resolve(model: Any, device: str | None = None, max_calls: int | None = None, analyser: Any = None) -> Scorer:
     """The scorer of a name, a folder, a loaded model, or something else that embeds strings; a scorer is its own.
 
-    `max_calls` is how many texts are sent to what only embeds strings.
+    `max_calls` is how many texts are sent to what only embeds strings, `analyser` what splits texts for a BM25 index.
     """
+    if is_held(model):
+        if device is not None or max_calls is not None:
+            raise InvalidInput("a BM25 index counts words where it is: leave out device and max_calls")
+        return BM25(model, analyser)
+    if analyser is not None:
+        raise InvalidInput("analyser= splits texts for a BM25 index: this model reads them by itself")
     if isinstance(model, Scorer):
         if device is not None:
             raise InvalidInput("a scorer stays on its device: give the model itself to choose another")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from rag_explain.encoder.probing import Observed, tolerance
 from rag_explain.errors import InvalidInput
 from rag_explain.probes import TEXTS, Probes
 from rag_explain.results.notices import Notice
+from rag_explain.results.terms import Term
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.segments import Span
 from rag_explain.texts.tokens import Role
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
     from rag_explain.encoder.model import Encoder, SharedModel
     from rag_explain.encoder.reading import Reader
     from rag_explain.encoder.watch import Watch
+
+
+class TermSplit(NamedTuple):
+    """A score that is a sum over terms. `matrix` (n_q + 1, n_d + 1) is what pairs of tokens and the rest carry."""
+
+    matrix: NDArray[np.float64]
+    score: float
+    terms: tuple[Term, ...]
+    notices: tuple[Notice, ...] = ()
 
 
 class Scorer(ABC):
@@ -108,6 +118,10 @@ class Scorer(ABC):
     def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(D, n, h) a vector of length one per position, and (D, n) which of them are compared."""
         raise InvalidInput(f"{self.name} has no vectors of tokens to be compared: use {self._own_methods}")
+
+    def by_terms(self, query: Batch, documents: Batch) -> Iterator[TermSplit]:
+        """The score of each document, split over the terms in which the texts meet."""
+        raise InvalidInput(f"{self.name} is no sum over terms: use {self._own_methods}")
 
     def window_spans(self, text: str, sentences: Sequence[Span]) -> list[Span]:
         """Overlapping parts of a long text that are each read whole, cut between sentences."""

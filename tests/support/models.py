@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from rank_bm25 import BM25Okapi
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.base.modules.transformer import Transformer as BaseTransformer
@@ -18,6 +19,8 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+
+from rag_explain.scorers import BM25
 
 CORPUS = [
     "the cat sat on the mat and looked at the moon",
@@ -206,6 +209,14 @@ def static(*after: torch.nn.Module, kind: str = "wordpiece", width: int = 8, **s
     return SentenceTransformer(modules=[words, *after], device="cpu", **settings)
 
 
-def model_for(method: str) -> SentenceTransformer:
+def word_index() -> BM25:
+    """A BM25 index of some texts."""
+    index = BM25Okapi([text.split() for text in (*CORPUS, *TEXTS)])
+    return BM25(index, str.split)
+
+
+def model_for(method: str) -> SentenceTransformer | BM25:
     """A tiny model that this method explains."""
-    return static() if method == "static" else tiny("bert")
+    kinds: dict[str, Callable[[], Any]] = {"static": static, "terms": word_index}
+    model: SentenceTransformer | BM25 = kinds.get(method, lambda: tiny("bert"))()
+    return model

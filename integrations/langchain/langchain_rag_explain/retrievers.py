@@ -214,7 +214,7 @@ class ExplainingRetriever(HitRetriever):
         """What the retriever is asked with, and what tells what ran inside it, where anything may."""
         mode = self.explain if explain is None else explain
         if mode == "off" or self.retriever is None or _is_plain(self.retriever) or finds_chunks(self.retriever):
-            return run_manager.get_child(), lambda: []
+            return run_manager.get_child(), list
         return listening(run_manager)
 
     def _heard(

@@ -22,6 +22,13 @@ _COLUMNS = (
     Column("share of Σ|pairs|", is_number=True),
 )
 
+_TERM_COLUMNS = (
+    Column("query", width=24),
+    Column("term", width=24),
+    Column("document", width=24),
+    Column("score units", is_number=True),
+)
+
 
 def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None = None) -> View:
     """The explanation by words, or by the unit asked for, with its `top` strongest pairs."""
@@ -33,7 +40,7 @@ def explanation_view(explanation: Explanation, *, top: int = 10, by: Unit | None
     return (
         Section((*unread(shown), texts)),
         Section((*figures(shown), *trust(shown), *about, *warnings(shown))),
-        Section(pairs(shown, top)),
+        *(Section(found) for found in (terms(shown), pairs(shown, top)) if found),
     )
 
 
@@ -91,6 +98,7 @@ def pairs(shown: Explanation, top: int, scale: float | None = None, brief: int |
     """The strongest pairs; given one scale, the bars of several tables compare."""
     count = max(top, brief or 0)
     found = [(*cell, pair) for cell, pair in zip(shown.top_cells(count), shown.top_pairs(count), strict=True)]
+    found = [one for one in found if one[-1].value]  # words that differ carry nothing together
     if not found or brief == 0:
         return ()
     rows = tuple(
@@ -99,6 +107,26 @@ def pairs(shown: Explanation, top: int, scale: float | None = None, brief: int |
     )
     bars = tuple(pair.value for *_, pair in found)
     return (Table(_COLUMNS, rows, "strongest pairs", bars, abs(bars[0]) if scale is None else scale, brief),)
+
+
+def terms(shown: Explanation) -> tuple[Table, ...]:
+    """The terms that the score is a sum over, those that add most first, and what is known of each."""
+    if not shown.terms:
+        return ()
+    names = tuple(dict.fromkeys(name for term in shown.terms for name in term.numbers))
+    columns = (*_TERM_COLUMNS, *(Column(sentences.one_line(name, 24), is_number=True) for name in names))
+    ranked = sorted(shown.terms, key=lambda term: -abs(term.value))
+    rows = tuple(
+        (
+            *(sentences.one_line(text, 24) for text in (", ".join(one.query), one.text)),
+            sentences.one_line(", ".join(one.document), 24) or "–",
+            number(one.value),
+            *(f"{one.numbers[name]:.4g}" if name in one.numbers else "–" for name in names),
+        )
+        for one in ranked
+    )
+    bars = tuple(one.value for one in ranked)
+    return (Table(columns, rows, "terms", bars, max(map(abs, bars))),)
 
 
 def strongest(values: NDArray[np.float32]) -> float:
