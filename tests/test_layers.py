@@ -41,7 +41,7 @@ LAYERS = """
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
-    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.legs retrieval.sharing
+    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.sharing retrieval.legs
     retrieval.nested retrieval.search retrieval.truth
     retrieval.adapter retrieval.saved_index
     retrieval.faiss retrieval faiss

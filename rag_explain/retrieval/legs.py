@@ -11,6 +11,8 @@ from rag_explain.errors import ProcessBound
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.notices import UNCHECKED, Notice
+from rag_explain.retrieval.sharing import explainer_of
+from rag_explain.retrieval.usage import Embedder, has_model
 from rag_explain.texts.passage import Passage
 
 if TYPE_CHECKING:
@@ -43,6 +45,24 @@ class Legs(ProcessBound):
                 return self._made[id(owner)][1]
 
         return made
+
+
+def scorer_of(owner: object, embedder: Embedder | None) -> Make | None:
+    """What makes the Explainer of a search inside a retriever; None where nothing is known that explains its scores."""
+    from rag_explain.scorers.holders import is_held
+
+    if is_held(owner):
+        return partial(_explainer, owner)
+    if embedder is not None and has_model(embedder):
+        model, usage = embedder.seen()
+        return partial(explainer_of, model, usage)
+    return None
+
+
+def _explainer(source: Any) -> Explainer:
+    from rag_explain.explainer import Explainer
+
+    return Explainer(source)
 
 
 class LegBatches:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import (
@@ -28,7 +28,6 @@ from rag_explain.results.explanation import Explanation
 from rag_explain.results.stages import Stage
 from rag_explain.retrieval import (
     Combination,
-    Embedder,
     Found,
     LegBatches,
     Legs,
@@ -36,13 +35,9 @@ from rag_explain.retrieval import (
     Run,
     Search,
     Trace,
-    explainer_of,
     fusion,
-    has_model,
+    scorer_of,
 )
-
-if TYPE_CHECKING:
-    from rag_explain import Explainer
 
 _FRAMES = 20  # how far up the stack the retriever is looked for
 _LEG = re.compile(r"retriever_(\d+)")  # how LangChain tags the legs of an ensemble
@@ -202,15 +197,7 @@ class Told:
         is_own = embedder is not None and search.embedder is not None and embedder.holder is search.embedder.holder
         if is_own and run.query == query:
             return handle
-        make = leg_explainer(run.owner, embedder)
+        make = scorer_of(run.owner, embedder)
         if make is None or run.query is None:
             return None
         return batches.deferred(id(run), self._legs.of(run.owner, make), run.query, found.item.page_content)
-
-
-def leg_explainer(owner: object, embedder: Embedder | None) -> Callable[[], Explainer] | None:
-    """What explains the scores of a search inside a retriever; None where nothing is known that can."""
-    if embedder is not None and has_model(embedder):
-        model, usage = embedder.seen()
-        return lambda: explainer_of(model, usage)
-    return None

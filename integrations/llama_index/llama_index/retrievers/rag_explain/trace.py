@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llama_index.core import instrumentation
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -30,7 +30,6 @@ from rag_explain.results.metric import UNKNOWN
 from rag_explain.results.stages import Stage
 from rag_explain.retrieval import (
     Combination,
-    Embedder,
     Engine,
     Found,
     LegBatches,
@@ -39,14 +38,10 @@ from rag_explain.retrieval import (
     Run,
     Search,
     Trace,
-    explainer_of,
     fusion,
-    has_model,
     ordered,
+    scorer_of,
 )
-
-if TYPE_CHECKING:
-    from rag_explain import Explainer
 
 _METHODS = ("retrieve", "aretrieve")
 _RULES = {
@@ -251,15 +246,7 @@ class Told:
         is_own = embedder is not None and search.embedder is not None and embedder.holder is search.embedder.holder
         if is_own and run.query == query:
             return handle
-        make = leg_explainer(run.owner, embedder)
+        make = scorer_of(run.owner, embedder)
         if make is None or run.query is None:
             return None
         return batches.deferred(id(run), self._legs.of(run.owner, make), run.query, embedded(found.item.node))
-
-
-def leg_explainer(owner: BaseRetriever, embedder: Embedder | None) -> Callable[[], Explainer] | None:
-    """What explains the scores of a search inside a retriever; None where nothing is known that can."""
-    if embedder is not None and has_model(embedder):
-        model, usage = embedder.seen()
-        return lambda: explainer_of(model, usage)
-    return None
