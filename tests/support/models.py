@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.base.modules.transformer import Transformer as BaseTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
@@ -206,6 +206,12 @@ def static(*after: torch.nn.Module, kind: str = "wordpiece", width: int = 8, **s
     return SentenceTransformer(modules=[words, *after], device="cpu", **settings)
 
 
-def model_for(method: str) -> SentenceTransformer:
+# The methods of other kinds of models than bi-encoders.
+OF_OTHERS = ("static", "lrp", "gradient-input")
+
+
+def model_for(method: str) -> SentenceTransformer | CrossEncoder:
     """A tiny model that this method explains."""
+    if method in ("lrp", "gradient-input"):
+        return CrossEncoder(str(cross_encoder_folder()), device="cpu").to(torch.float64)
     return static() if method == "static" else tiny("bert")
