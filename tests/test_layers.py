@@ -23,19 +23,19 @@ LAYERS = """
     results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
-    encoder.probing encoder.watch
-    encoder.reference encoder.loading encoder.model encoder.static encoder shifted
+    encoder.probing encoder.watch encoder.pair_reading
+    encoder.reference encoder.loading encoder.model encoder.cross_encoder encoder.static encoder shifted
     linear.rules linear.identity linear.owners linear.workspace linear.operations linear.rearrangements
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear.structure linear
     scorers.base scorers.budget scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
-    scorers.multi_vector scorers.static scorers.analyser scorers.term_index scorers.bm25s_index scorers.holders
-    scorers.bm25 scorers.checks scorers
+    scorers.multi_vector scorers.cross_encoder scorers.static scorers.analyser scorers.term_index scorers.bm25s_index
+    scorers.holders scorers.bm25 scorers.checks scorers
     evidence
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.static methods.parts
     methods.occlusion methods.shapley methods.integration_path methods.jacobian methods.baselines methods.bti
-    methods.alignment methods.terms methods.slices methods
+    methods.alignment methods.terms methods.cross_encoder methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
     ski_rental planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss

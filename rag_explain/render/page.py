@@ -18,7 +18,18 @@ from numpy.typing import NDArray
 from rag_explain.errors import InvalidInput
 from rag_explain.render import notebook
 from rag_explain.render.blocks import View
-from rag_explain.render.sentences import all_visible, balance, facts, missing, names, notices, source, trust, unread
+from rag_explain.render.sentences import (
+    all_visible,
+    balance,
+    facts,
+    missing,
+    names,
+    notices,
+    returned,
+    source,
+    trust,
+    unread,
+)
 from rag_explain.render.views.explanation import in_unit, pieces, terms
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
@@ -92,7 +103,8 @@ def _explanations(item: Item) -> tuple[Explanation, ...]:
 def _shown_data(explanation: Explanation) -> dict[str, Any]:
     shown = in_unit(explanation)
     return {
-        **{name: getattr(shown, name) for name in ("method", "unit", "score", "unattributed", "additive")},
+        **{name: getattr(shown, name) for name in ("method", "unit", "score", "measure", "unattributed", "additive")},
+        "returned": returned(shown.score, shown.measure, shown.returned),
         "balance": balance(shown),
         "trust": trust(shown),
         "source": source(shown),
