@@ -40,7 +40,7 @@ from rag_explain.texts.passage import Passage, as_passage, as_passages, check_id
 from rag_explain.texts.tokens import Role, Unit, known_unit
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 
 T = TypeVar("T")
 Names = Sequence[str | None]
@@ -61,15 +61,16 @@ class Explainer(ProcessBound):
     Safe to use from several threads; the model it was given is never changed.
 
     Args:
-        model: a name, a folder, or a loaded SentenceTransformer, MultiVectorEncoder or SparseEncoder, whose weights are
-            then shared; or another explainer's `scorer`; or anything that embeds strings: a function `embed(texts)` or
-            `embed(texts, role=...)`, an embedding object of LangChain or LlamaIndex, a static model, or a service as
-            "openai-compatible:URL#model", whose key is in the environment variable OPENAI_API_KEY; or a BM25 index of
-            bm25s or rank_bm25, or a retriever that holds one.
+        model: a name, a folder, or a loaded SentenceTransformer, MultiVectorEncoder, SparseEncoder or CrossEncoder,
+            whose weights are then shared; or another explainer's `scorer`; or anything that embeds strings: a function
+            `embed(texts)` or `embed(texts, role=...)`, an embedding object of LangChain or LlamaIndex, a static model,
+            or a service as "openai-compatible:URL#model", whose key is in the environment variable OPENAI_API_KEY; or a
+            BM25 index of bm25s or rank_bm25, or a retriever that holds one.
         method: a name from docs/methods.md; None: the scorer's first.
         layer: attribute to the input of encoder block `layer`; 0 is the embedding output. None: the method's default.
         device: where to compute; None: where the model is.
         store: a folder in which documents' factors are kept, or a `Store`; None keeps them in memory only.
+        label: of a cross-encoder with several labels, the one whose logit is explained: its name or number.
         max_calls: how many texts are sent at most to something that only embeds strings, retries included.
         analyser: what split the texts of a BM25 index into words, where the index does not keep it.
         options: options of the method; an unknown one raises.
@@ -79,7 +80,7 @@ class Explainer(ProcessBound):
 
     def __init__(
         self,
-        model: str | Path | SentenceTransformer | MultiVectorEncoder | Scorer | Embeds,
+        model: str | Path | SentenceTransformer | MultiVectorEncoder | CrossEncoder | Scorer | Embeds,
         method: str | type[Method] | None = None,
         *,
         layer: int | None = None,
@@ -87,9 +88,10 @@ class Explainer(ProcessBound):
         store: str | Path | Store | None = None,
         max_calls: int | None = None,
         analyser: Any = None,
+        label: int | str | None = None,
         **options: Any,
     ) -> None:
-        self.scorer = resolve(model, device, max_calls, analyser)
+        self.scorer = resolve(model, device, max_calls, analyser, label)
         with in_words(InvalidInput, f"the method {method or self.scorer.methods[0]} cannot be made with these options"):
             self.method = make(method, self.scorer, layer, options)
         self._prepared = lru_cache(_RECENT_QUERIES)(partial(PreparedQuery, self.method))
@@ -133,7 +135,9 @@ class Explainer(ProcessBound):
         """Highlights of each document, in the order given: one cotangent each, where pairs take one per query word."""
         passages = _many(documents, "highlight_many takes a list of documents: use highlight for one")
         grain = self.method.grain(unit if unit or self.method.edits else "word")
-        return [Highlights.of(one) for one in self._explained(query, passages, grain, ids, whole=self.method.linear)]
+        return [
+            Highlights.of(one) for one in self._explained(query, passages, grain, ids, whole=self.method.asks_whole)
+        ]
 
     def _explained(
         self, query: str, passages: tuple[Passage, ...], unit: Unit, ids: Names | None, *, whole: bool = False

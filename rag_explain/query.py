@@ -29,7 +29,9 @@ class PreparedQuery:
 
     def by(self, unit: Grain) -> Any:
         """The query by token, by word (which sentences of documents are asked by too), or as a whole."""
-        grain = "token" if not self._method.linear else "word" if unit == "sentence" else unit
+        grain: Grain = "word" if unit == "sentence" else unit
+        if not self._method.linear and unit != "whole":
+            grain = "token"
         with self._lock:
             if grain not in self._made:
                 self._made[grain] = self._make(grain)

@@ -17,31 +17,33 @@ PACKAGE = ROOT / "rag_explain"
 LAYERS = """
     errors _torch probes
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
-    results.notices results.stages results.serialization results.readonly results.metric results.display
-    results.deferred results.links results.spans results.terms results.trust results.explanation results.highlights
-    results.evidence results.contrast results.comparison results.overview results.hits results.precomputed results.plan
-    results
+    results.notices results.serialization results.readonly results.metric results.display
+    results.deferred results.links results.spans results.terms results.trust results.explanation results.stages
+    results.highlights results.evidence results.contrast results.comparison results.overview results.hits
+    results.precomputed results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
-    encoder.probing encoder.watch
-    encoder.reference encoder.loading encoder.model encoder.static encoder.sparse encoder.sparse_static encoder shifted
+    encoder.probing encoder.watch encoder.pair_reading
+    encoder.reference encoder.loading encoder.model encoder.cross_encoder encoder.static encoder.sparse
+    encoder.sparse_static encoder shifted
     linear.rules linear.identity linear.owners linear.workspace linear.operations linear.rearrangements
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear.structure linear
     scorers.base scorers.budget scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
-    scorers.multi_vector scorers.static scorers.analyser scorers.term_index scorers.bm25s_index scorers.holders
-    scorers.bm25 scorers.sparse scorers.checks scorers
+    scorers.multi_vector scorers.cross_encoder scorers.static scorers.analyser scorers.term_index scorers.bm25s_index
+    scorers.holders scorers.bm25 scorers.sparse scorers.checks scorers
     evidence
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.static methods.parts
     methods.occlusion methods.shapley methods.integration_path methods.jacobian methods.baselines methods.bti
-    methods.alignment methods.terms methods.slices methods
+    methods.alignment methods.terms methods.cross_encoder methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
     ski_rental planner query explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
-    retrieval.engines retrieval.stages retrieval.sharing retrieval.nested retrieval.search retrieval.truth
+    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.sharing retrieval.legs
+    retrieval.nested retrieval.search retrieval.truth
     retrieval.adapter retrieval.saved_index
     retrieval.faiss retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from rag_explain._torch import COMPILED, parts
-from rag_explain.encoder.reading import role_prompt
+from rag_explain.encoder.reading import pair_prompt, reads_pairs, role_prompt
 
 Facts = dict[str, Any]  # by the path of each in the model
 
@@ -85,10 +85,14 @@ def facts(model: Any) -> Facts:
         found[f"{path}:"] = [_name(type(module)), children, list(parameters), list(buffers)]
     found |= {path: plain(owner[key]) for path, owner, key in places(model)}
     # Of these the model may hold several forms that say the same, before and after it was used or saved.
-    found[".prompts"] = [role_prompt(model, "query"), role_prompt(model, "document")]
-    found.pop(".default_prompt_name", None)
     found[".module_kwargs"] = {name: taken for name, taken in (model.module_kwargs or {}).items() if taken}
-    found["._similarity_fn_name"] = str(copy.copy(model).similarity_fn_name)  # asking sets it: not on the model itself
+    if reads_pairs(model):
+        found[".prompts"] = pair_prompt(model)
+    else:
+        found[".prompts"] = [role_prompt(model, "query"), role_prompt(model, "document")]
+        # Asking sets it: not on the model itself.
+        found["._similarity_fn_name"] = str(copy.copy(model).similarity_fn_name)
+    found.pop(".default_prompt_name", None)
     found["tokenizer"] = hashlib.blake2b(_splitting(model[0].tokenizer).encode()).hexdigest()
     return found
 

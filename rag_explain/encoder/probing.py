@@ -9,10 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from rag_explain.encoder.identity import Facts, differing, facts
+from rag_explain.encoder.reading import reads_pairs
 from rag_explain.encoder.working_copy import drop_hooks, share
 from rag_explain.errors import UnsupportedModel, in_words
 from rag_explain.probes import TEXTS, Probes
 
+# What a cross-encoder reads of the probes: each as the document of the first.
+PAIRS = tuple((TEXTS[0], text) for text in TEXTS)
 _ANOTHER = "Another text, which is no probe."
 
 
@@ -24,9 +27,11 @@ def tolerance(dtype: torch.dtype) -> float:
 def probed(model: Any) -> tuple[Probes, NDArray[np.float32]]:
     """`encode_query` and then `encode_document` of every probe, and (P, P) the model's own `similarity` of them.
 
-    It fills the model's caches: ask a copy.
+    Of a cross-encoder, its logits for pairs of them, and no similarities. It fills the model's caches: ask a copy.
     """
     with in_words(UnsupportedModel, "the model itself cannot encode a short text"):
+        if reads_pairs(model):
+            return Probes.of([_logits(model, PAIRS)]), np.zeros((0, 0), np.float32)
         # One by one: an embedding that depends on padding has its own refusal.
         query, document = (
             encode(list(TEXTS), batch_size=1, show_progress_bar=False, **dense(model))
@@ -39,6 +44,13 @@ def probed(model: Any) -> tuple[Probes, NDArray[np.float32]]:
 def dense(model: Any) -> dict[str, bool]:
     """What to tell a model so that its embeddings have a number in every dimension."""
     return {"convert_to_sparse_tensor": False} if hasattr(model, "max_active_dims") else {}
+
+
+def _logits(model: Any, pairs: Iterable[tuple[str, str]]) -> NDArray[np.float32]:
+    """(P, labels): what `predict` gives for each pair, before the model's activation."""
+    options = {"activation_fn": torch.nn.Identity(), "batch_size": 1, "show_progress_bar": False}
+    logits = _to_numpy(model.predict(list(pairs), **options))
+    return logits.reshape(len(logits), -1)
 
 
 def _to_numpy(value: Any) -> NDArray[np.float32]:
@@ -62,11 +74,18 @@ def observe(copied: Any) -> Observed:
     new = facts(copied)
     probes, similarities = probed(copied)
     used = facts(copied)
-    copied.encode_query(_ANOTHER, show_progress_bar=False)
+    _use(copied)
     again = facts(copied)
     each_time = differing(used, again)
     lasting = {path: value for path, value in again.items() if path not in each_time}
     return Observed(probes, similarities, lasting, each_time, each_time | differing(new, used))
+
+
+def _use(copied: Any) -> None:
+    if reads_pairs(copied):
+        _logits(copied, [(_ANOTHER, _ANOTHER)])
+    else:
+        copied.encode_query(_ANOTHER, show_progress_bar=False)
 
 
 def hooks_decide(model: Any) -> bool:

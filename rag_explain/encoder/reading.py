@@ -86,6 +86,16 @@ def role_prompt(model: Any, role: Role) -> str | None:
     )
 
 
+def reads_pairs(model: Any) -> bool:
+    """Whether a model of sentence-transformers reads both texts at once: a cross-encoder."""
+    return hasattr(type(model), "predict") and not hasattr(type(model), "similarity")
+
+
+def pair_prompt(model: Any) -> str | None:
+    """What `predict` of a cross-encoder puts in front of a pair, if anything."""
+    return (model.prompts or {}).get(model.default_prompt_name) or None
+
+
 def own_tokens(passage: Passage, prompt: int, found: Sequence[tuple[str, Sequence[int], int]]) -> tuple[Token, ...]:
     """Tokens with offsets into the caller's own text, which begins after the prompt and perhaps after metadata.
 

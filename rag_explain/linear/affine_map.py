@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -170,9 +170,22 @@ class AffineMap:
         values = self.hidden if weights is None else weights
         if groups is None:
             groups = torch.arange(values.shape[1], device=values.device).expand(values.shape[:2])
+        count = _count(groups)
+        result = values.new_zeros(count + 1, *self.embedding.shape)
+        for start, images in self.images(groups, max_bytes, values):
+            result[start : start + len(images)] = images
+        return result[:count].transpose(0, 1), result[count]
+
+    def images(
+        self, groups: Tensor, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """What each group of tokens makes of the output, (B, D, ...), chunk by chunk, with the chunk's first group.
+
+        The rest, where there is any, is the last.
+        """
+        values = self.hidden if weights is None else weights
         count, entering = _count(groups), Entering(groups)
         tangents_in_all = count + self._has_rest
-        result = values.new_zeros(count + 1, *self.embedding.shape)
         step, space = self.chunk(max_bytes, tangents_in_all), Workspace()
         for start in range(0, tangents_in_all, step):
             stop = min(start + step, tangents_in_all)
@@ -181,19 +194,23 @@ class AffineMap:
                 index = torch.arange(start, stop, device=values.device)[:, None, None]
                 tangents = values * (groups == index).unsqueeze(-1)  # the last one, the rest's, is zero: no such group
                 bias = -1 if stop > count else None
-                result[start:stop] = self._run(tangents, space, bias, entering=entering)
-        return result[:count].transpose(0, 1), result[count]
+                images = self._run(tangents, space, bias, entering=entering)
+            yield start, images
 
     def relevance(
         self, cotangents: Tensor, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """<cotangent, row of each token>, (C, D, n), and <cotangent, rest>, (C, D), without building rows: C pulls."""
+        return self.by_token(cotangents, max_bytes, weights), self.rest(cotangents)
+
+    def by_token(self, cotangents: Tensor, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> Tensor:
+        """<cotangent, row of each token>, (C, D, n): C pulls."""
         values = self.hidden if weights is None else weights
         step, space = self.chunk(max_bytes, len(cotangents)), Workspace()
         tokens = cotangents.new_zeros(len(cotangents), *values.shape[:2])
         for part, entered in zip(cotangents.split(step), tokens.split(step), strict=True):
             entered += (self.pull(part, space, entered) * values).sum(dim=-1)
-        return tokens, self.rest(cotangents)
+        return tokens
 
 
 def _overwritable(dead: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

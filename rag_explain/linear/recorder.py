@@ -97,6 +97,14 @@ class Recorder(Tape):
             raise UnsupportedOperation(f"this encoder cannot be explained exactly: {node.poison}")
         return AffineMap(self.operations, source, output, hidden, embedding, **options)
 
+    def freeze_halves(self, middle: Tensor, output: Tensor, **options: bool) -> tuple[AffineMap, AffineMap]:
+        """The affine maps from the marked hidden state to `middle` (D, n, h), and from there to `output` (D, e)."""
+        upper = Recorder(self.rules)
+        upper.marked = middle
+        made = next(index for index, step in enumerate(self.steps) if step.out is middle)
+        upper.steps = self.steps[made + 1 :]
+        return self.freeze(middle, **options), upper.freeze(output, **options)
+
     def _read(self, steps: Sequence[Step]) -> None:
         for step in steps:
             if not any(value in self.nodes for value in step.reads):  # a norm's statistics, say, have no node

@@ -41,13 +41,19 @@ def erase(path: str | os.PathLike[str], *, records: Collection[str] = (), docume
 def _without(record: Record, gone: Collection[str]) -> Record:
     """Built anew from typed fields, so that a member that is added later is not kept by mistake."""
     erased = [hit for hit in record.logged_hits if hit.id in gone]
-    hits = [_emptied(hit) if hit.id in gone else hit for hit in record.logged_hits]
+    hits = [_emptied(hit) if hit.id in gone else _unnamed(hit, gone) for hit in record.logged_hits]
     metadata = _unquoted(record.metadata, to_json([[hit.id, hit.text, hit.around, hit.metadata] for hit in erased]))
     return replace(record, answer=None, answer_hash=None, metadata=metadata, **counted(hits))
 
 
 def _emptied(hit: LoggedHit) -> LoggedHit:
     return LoggedHit(id="", status="skipped", reason=ERASED, **{name: getattr(hit, name) for name in MEASURED})
+
+
+def _unnamed(hit: LoggedHit, gone: Collection[str]) -> LoggedHit:
+    """A hit whose stages name what is erased no more."""
+    stages = tuple(replace(one, document=None) if one.document in gone else one for one in hit.stages)
+    return replace(hit, stages=stages)
 
 
 def _unquoted(metadata: Any, erased: str) -> Any:

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Self
@@ -24,9 +24,10 @@ from rag_explain.results import serialization as plain
 from rag_explain.results.deferred import Deferred, Status
 from rag_explain.results.explanation import Explanation, Pair
 from rag_explain.results.hits import Hit, Hits
-from rag_explain.results.stages import Stage
+from rag_explain.results.stages import NAMES, Stage
 
-FORMAT, VERSION = "rag_explain.log", 2
+FORMAT, VERSION = "rag_explain.log", 3
+READABLE = (2, VERSION)  # of version 2, a stage is a list of its first members
 _CHECK_LENGTH = len(',"check":"0123456789abcdef"}')
 _HITS = b',"hits":['
 # What the search said of a hit. It stays when the document is erased.
@@ -119,7 +120,7 @@ class LoggedHit:
             around_hash=None if around is None else policy.hashed("\0".join(around)),
             chunk=hit.chunk,
             metadata=policy.written(metadata) or {},
-            stages=tuple(replace(stage, name=mask(stage.name, policy.redact)) for stage in hit.stages),
+            stages=tuple(_written_stage(stage, policy) for stage in hit.stages),
             explanation=None if why is None else LoggedExplanation.of(why, policy, policy.written(asked), shown),
         )
 
@@ -231,6 +232,13 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
+def _written_stage(stage: Stage, policy: Policy) -> Stage:
+    """What the policy keeps of a stage; its explanation is not logged."""
+    name = mask(stage.name, policy.redact)
+    texts = {"query": policy.written(stage.query), "note": policy.written(stage.note)}
+    return Stage.from_dict(stage.to_dict() | texts | {"name": name})
+
+
 def _error_kind(reason: str | None) -> str | None:
     """What a reason says without quoting anything: the kind of an error, where it begins with one."""
     kind, colon, _ = (reason or "").partition(":")
@@ -264,7 +272,9 @@ def _members(raw: bytes, rows: plain.FieldTable) -> dict[str, Any]:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"this is not a log record: {error}") from error
-    return plain.fields_from_dict(data, rows, FORMAT, VERSION, "a log record")
+    version = data.get("version") if isinstance(data, Mapping) else None
+    known = version if isinstance(version, int) and version in READABLE else VERSION
+    return plain.fields_from_dict(data, rows, FORMAT, known, "a log record")
 
 
 def _read_hit(hit: Mapping[str, Any], query: str | None) -> LoggedHit:
@@ -274,10 +284,21 @@ def _read_hit(hit: Mapping[str, Any], query: str | None) -> LoggedHit:
     return plain.made(LoggedHit, plain.read_fields({**added, **hit, "asked": asked}, _HIT, what), what)
 
 
+def _stage_to_dict(stage: Stage) -> dict[str, Any]:
+    """Name, kind and rank, and of the other members those that say something."""
+    return {name: value for name, value in stage.to_dict().items() if name in _ALWAYS or value not in (None, 0)}
+
+
+def _read_stage(item: Any) -> Stage:
+    known = dict(item if isinstance(item, Mapping) else zip(NAMES, item, strict=False))
+    return plain.made(Stage, {name: known[name] for name in NAMES if name in known}, "a stage of a record")
+
+
+_ALWAYS = ("name", "kind", "rank")
 # How members are written and read back. A record's hits stand after all that a listing needs.
 _STAGES: plain.Row = (
-    lambda stages: plain.to_plain([astuple(stage) for stage in stages]),
-    lambda items, data: tuple(Stage(*item) for item in items),
+    lambda stages: [_stage_to_dict(stage) for stage in stages],
+    lambda items, data: tuple(map(_read_stage, items)),
 )
 _METADATA: plain.Row = (None, lambda value, data: plain.to_plain(value))  # without NaN, which cannot be written again
 _WHY: plain.Row = (LoggedExplanation.to_dict, LoggedExplanation.from_dict)

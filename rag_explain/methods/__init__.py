@@ -10,6 +10,7 @@ from rag_explain.methods.base import EncoderMethod, ExplainedPair, Method, PairM
 from rag_explain.methods.baselines import Gradient, IntegratedGradients, Random, TokenEmbeddings
 from rag_explain.methods.bilrp import BiLRP, HessianProduct
 from rag_explain.methods.bti import BTI
+from rag_explain.methods.cross_encoder import PairGradient, PairRelevance
 from rag_explain.methods.jacobian import ExactJacobians, IntegratedJacobians
 from rag_explain.methods.occlusion import Occlusion
 from rag_explain.methods.pooled import Pooled
@@ -23,9 +24,9 @@ __all__ = ["GROUP", "METHODS", "EncoderMethod", "ExplainedPair", "Method", "Pair
 GROUP = "rag_explain.methods"
 _EXPLAIN = (
     *(BiLRP, HessianProduct, IntegratedJacobians, ExactJacobians, Pooled, StaticRows),
-    *(Occlusion, Shapley, Alignment, BTI, Terms),
+    *(Occlusion, Shapley, Alignment, BTI, Terms, PairRelevance),
 )
-_BASELINES = (TokenEmbeddings, Gradient, IntegratedGradients, Random)
+_BASELINES = (TokenEmbeddings, Gradient, IntegratedGradients, Random, PairGradient)
 METHODS: dict[str, type[Method]] = {method.name: method for method in (*_EXPLAIN, *_BASELINES)}
 
 

@@ -153,14 +153,19 @@ class Method(ABC):
         query = self.prepare(self.scorer.read([Passage(_QUERY)], "query"))
         self.cold(query, self.scorer.read([Passage(PROBE)], "document"))
 
+    @property
+    def asks_whole(self) -> bool:
+        """Whether what a document carries over the whole query takes less than pairs: highlights are asked that way."""
+        return self.linear
+
     def prepare(self, query: Batch, unit: Unit = "token") -> Any:
         """What `cold` and `warm` need of the query: its factors, or the batch itself for methods without."""
         return self.factor(query, unit)[0] if self.has_factors else query
 
-    def whole(self, query: Batch) -> Factors:
+    def whole(self, query: Batch) -> Any:
         """The query as one row, for what a document carries over all of it; a method that knows a cheaper way takes it.
 
-        Linear methods only: what is chosen among tokens is not chosen among their sum.
+        Where `asks_whole`: what is chosen among tokens is not chosen among their sum.
         """
         return self.factor(query, "token")[0].as_whole()
 
@@ -170,7 +175,7 @@ class Method(ABC):
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
         """The factors of each text of a batch; a method that knows a cheaper way builds no more rows than units."""
-        if unit != "token" and not self.linear:
+        if unit != "token" and self.has_factors and not self.linear:
             raise InvalidInput(f"{self.name} chooses among tokens: its factors cannot be grouped by {unit}s")
         return [
             factors.grouped(unit, batch.passages[index], batch.spans[index] if batch.spans else None)

@@ -297,12 +297,12 @@
       const { shown } = this;
       const list = el("dl");
       const entry = (className, name, value) => list.append(el("div", className, el("dt", "", name), el("dd", "", value)));
-      entry("total", "score", el("span", "num", shown.score.toFixed(4)));
+      entry("total", shown.measure === "logit" ? "logit" : "score", el("span", "num", shown.score.toFixed(4)));
       if (shown.additive) {
         entry("", `${shown.unit}s`, num(shown.score - shown.unattributed));
         entry("", `no ${shown.unit}`, num(shown.unattributed));
       }
-      return el("div", "sum", list, el("span", "check", shown.balance), el("span", "check", shown.source), shown.trust ? el("span", "check trust", shown.trust) : "");
+      return el("div", "sum", list, shown.returned ? el("span", "check", shown.returned) : "", el("span", "check", shown.balance), el("span", "check", shown.source), shown.trust ? el("span", "check trust", shown.trust) : "");
     }
 
     document() {

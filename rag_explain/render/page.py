@@ -26,6 +26,7 @@ from rag_explain.render.sentences import (
     missing,
     names,
     notices,
+    returned,
     source,
     trust,
     units,
@@ -137,7 +138,8 @@ def _explanations(item: Item) -> tuple[Explanation, ...]:
 def _shown_data(explanation: Explanation) -> dict[str, Any]:
     shown = in_unit(explanation)
     return {
-        **{name: getattr(shown, name) for name in ("method", "unit", "score", "unattributed", "additive")},
+        **{name: getattr(shown, name) for name in ("method", "unit", "score", "measure", "unattributed", "additive")},
+        "returned": returned(shown.score, shown.measure, shown.returned),
         "balance": balance(shown),
         "trust": trust(shown),
         "units": units(shown),

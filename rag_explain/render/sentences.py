@@ -66,6 +66,12 @@ def parts(total: float, unattributed: float, unit: Unit) -> str:
     return f" = {number(total - unattributed)} {unit}s {number(unattributed)} no {unit}"
 
 
+def returned(score: float, measure: str, value: float | None) -> str:
+    """What the model gave, where that is made of the score; nothing where it is the score itself."""
+    is_same = value is None or abs(value - score) <= 1e-6 * max(1.0, abs(score))
+    return "" if is_same else f"the model returned {value:.4f}, made of this {measure}"
+
+
 def balance(explanation: Explanation) -> str:
     """Whether it adds up, in one sentence."""
     gap = explanation.gap

@@ -1,5 +1,6 @@
 """Highlights: what each word of a document carries over the whole query. They are the score, split by words."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,14 +22,20 @@ class Highlights(ValuedSpans):
     score: float
     gap: float | None = None
     measure: str = "cosine"
+    returned: float | None = None  # what the user saw, where that is a function of the score
 
     @classmethod
     def of(cls, explanation: Explanation) -> Self:
         """What an explanation says of the document's words."""
         shown = explanation.in_words()
         names = ("query", "document", "score", "method", "model", "fingerprint", "notices", "gap", "measure")
+        names += ("returned",)
         fields: dict[str, Any] = {name: getattr(shown, name) for name in names}
         return cls(spans=shown.document_spans(), **fields)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        return super().from_dict({"returned": None, **data} if isinstance(data, Mapping) else data)
 
     @property
     def unattributed(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex, get_args, overload
 
 from rag_explain.errors import InvalidInput
@@ -110,9 +110,9 @@ class Hit(Displayable):
     @property
     def gap(self) -> float | None:
         """The search's score as a similarity - `similarity`: zero up to rounding when the scorer is this encoder."""
-        searched = self.stages[0] if self.stages else self
-        metric = Metric.find(searched.metric)
-        claimed, exact = None if metric is None else metric.similarity(searched.score), self.similarity
+        searched = [one for one in self.stages if one.kind == "search" and one.query is None] or [self]
+        found = [metric.similarity(one.score) for one in searched if (metric := Metric.find(one.metric)) is not None]
+        claimed, exact = next((one for one in found if one is not None), None), self.similarity
         return None if claimed is None or exact is None else claimed - exact
 
     __str__ = object.__str__  # printing computes nothing
@@ -122,8 +122,13 @@ class Hit(Displayable):
         explanation = self.peek()
         names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason", "chunk")
         plain: dict[str, Any] = to_plain({name: getattr(self, name) for name in names})
-        plain["stages"] = [to_plain(asdict(stage)) for stage in self.stages]
+        plain["stages"] = [self._stage_to_dict(stage) for stage in self.stages]
         return plain | {"explanation": None if explanation is None else explanation.to_dict()}
+
+    def _stage_to_dict(self, stage: Stage) -> dict[str, Any]:
+        """With its own explanation, where that is computed and is not the hit's."""
+        known = None if stage.handle is self.handle else stage.handle.peek()
+        return stage.to_dict() | {"explanation": None if known is None else known.to_dict()}
 
 
 class Hits(tuple[Hit, ...], Displayable):

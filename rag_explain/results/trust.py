@@ -57,12 +57,22 @@ def _sums(pairs: NDArray[np.float64]) -> tuple[float, float]:
 def _no_word(shown: Explanation) -> float | None:
     """Special tokens, prompts, metadata and the rest; not where that holds references, or pairs that were not kept."""
     is_partial = any(notice.code == KEPT_PAIRS for notice in shown.notices)
+    if "cut" in shown.settings:  # of a cross-encoder: what words read of their own text is in no pair, and is theirs
+        return _no_words(shown)
     sizes = np.abs(shown.matrix, dtype=np.float64)
     total = float(sizes.sum())
     if is_partial or _references(shown) or not total:
         return None
     words = sizes[np.ix_(_are_words(shown.query_tokens), _are_words(shown.document_tokens))]
     return max(0.0, 1 - float(words.sum()) / total)
+
+
+def _no_words(shown: Explanation) -> float | None:
+    """The same where each row and column sums to what its own word carries, and these to the score."""
+    sides = (shown.query_tokens, shown.query_saliency()), (shown.document_tokens, shown.document_saliency())
+    words = np.concatenate([np.asarray(values, np.float64)[_are_words(tokens)[:-1]] for tokens, values in sides])
+    left, total = abs(shown.score - float(words.sum())), float(np.abs(words).sum())
+    return left / (left + total) if total else None
 
 
 def _are_words(tokens: tuple[Token, ...]) -> NDArray[np.bool_]:

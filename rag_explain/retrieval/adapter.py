@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rag_explain.retrieval")
 
 ExplainMode = Literal["lazy", "eager", "off"]
+Told = Callable[[int, Deferred[Explanation]], tuple[Stage, ...]]
 _NOT_ASKED = "an explanation was not asked for"
 _APART = (
     "the document was found by a text that was embedded for it and does not stand in it, such as a summary: "
@@ -122,12 +123,14 @@ class HitExplainer(ProcessBound):
         query_vector: Any = None,
         search: Search | None = None,
         known: Sequence[Hit | None] = (),
+        stages: Told | None = None,
     ) -> Hits:
         """The documents in the order given, each with a handle on its explanation.
 
         Arguments are those of the class, for this call; a `surrogate` is said beside that of the class. `query_vector`
         is what was searched with, where it is at hand: it is compared with this encoder's own. `known` are the hits of
-        wrapped retrievers inside the one that was asked: they are kept, with the stage that came after.
+        wrapped retrievers inside the one that was asked: they are kept, with the stage that came after. `stages` tells
+        what the retrievers inside made of a document, by its index and its explanation.
         """
         mode = self.mode if explain is None else explain
         top = self.top if top is None else top
@@ -161,8 +164,8 @@ class HitExplainer(ProcessBound):
         ]
         told = [document.score for document in documents]
         staged = passed(search.name, inner, told if any(score is not None for score in told) else None)
-        kept = zip(made, staged, strict=True)
-        return Hits(own if hit is None else replace(hit, handle=own.handle) for own, hit in kept)
+        kept = [own if hit is None else replace(hit, handle=own.handle) for own, hit in zip(made, staged, strict=True)]
+        return Hits(kept if stages is None else _told(kept, inner, stages))
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any
@@ -353,7 +356,7 @@ def _hit(
         rank=rank,
         score=document.score,
         metric=metric.name,
-        stages=(Stage(name, "search", rank, None, document.score, metric.name),),
+        stages=(Stage(name, "search", rank, None, document.score, metric.name, handle=handle),),
         metadata=document.metadata,
         handle=handle,
         parts=parts,
@@ -361,6 +364,19 @@ def _hit(
         around=text.around if isinstance(text, Passage) else ("", ""),
         chunk=chunk,
     )
+
+
+def _told(hits: Sequence[Hit], known: Sequence[Hit | None], stages: Told) -> list[Hit]:
+    """The hits with what the retrievers inside made of them; as they are, where that cannot be read."""
+    try:
+        told = [stages(index, hit.handle) for index, hit in enumerate(hits)]
+    except Exception as error:  # no search fails because it could not be followed
+        logger.warning("what each stage made of the documents is not known: %s: %s", type(error).__name__, error)
+        return list(hits)
+    return [
+        replace(hit, stages=own if inner is not None else tuple(replace(stage, is_inside=True) for stage in own))
+        for hit, inner, own in zip(hits, known, told, strict=True)
+    ]
 
 
 def check_mode(explain: object, top: object = None) -> None:

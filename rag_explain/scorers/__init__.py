@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from rag_explain.encoder import loading
+from rag_explain.encoder.cross_encoder import PairEncoder
 from rag_explain.encoder.model import Encoder
 from rag_explain.encoder.static import StaticEncoder
 from rag_explain.errors import InvalidInput, UnsupportedModel, in_words
@@ -12,6 +13,7 @@ from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.bi_encoder import BiEncoder
 from rag_explain.scorers.bm25 import BM25
 from rag_explain.scorers.checks import check_encoding, check_similarity
+from rag_explain.scorers.cross_encoder import CrossEncoder
 from rag_explain.scorers.embedder import BlackBox
 from rag_explain.scorers.holders import is_held
 from rag_explain.scorers.multi_vector import MultiVector
@@ -23,15 +25,26 @@ from rag_explain.scorers.static import Static
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = ["BM25", "BlackBox", "OpenAICompatible", "Scorer", "resolve"]
+__all__ = ["BM25", "BlackBox", "CrossEncoder", "OpenAICompatible", "Scorer", "resolve"]
 
 
 @in_words(UnsupportedModel, "this model cannot be explained", ": use another model, or load this one another way")
-def resolve(model: Any, device: str | None = None, max_calls: int | None = None, analyser: Any = None) -> Scorer:
+def resolve(
+    model: Any,
+    device: str | None = None,
+    max_calls: int | None = None,
+    analyser: Any = None,
+    label: int | str | None = None,
+) -> Scorer:
     """The scorer of a name, a folder, a loaded model, or something else that embeds strings; a scorer is its own.
 
-    `max_calls` is how many texts are sent to what only embeds strings, `analyser` what splits texts for a BM25 index.
+    `max_calls` is how many texts are sent to what only embeds strings, `analyser` what splits texts for a BM25 index;
+    `label` chooses one of a cross-encoder's.
     """
+    return _resolved(model, device, max_calls, analyser).labelled(label)
+
+
+def _resolved(model: Any, device: str | None, max_calls: int | None, analyser: Any) -> Scorer:
     if is_held(model):
         if device is not None or max_calls is not None:
             raise InvalidInput("a BM25 index counts words where it is: leave out device and max_calls")
@@ -54,12 +67,15 @@ def resolve(model: Any, device: str | None = None, max_calls: int | None = None,
         return BlackBox(source, max_calls=max_calls)
     if max_calls is not None:
         raise InvalidInput("max_calls limits what is sent to something that embeds strings: this model computes here")
+    from sentence_transformers import CrossEncoder as PairModel
     from sentence_transformers import MultiVectorEncoder, SparseEncoder
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     loaded, name = loading.load(model, device)
     if isinstance(loaded, SparseEncoder):
         return _checked(sparse_of(loaded, name, device))
+    if isinstance(loaded, PairModel):
+        return _checked(CrossEncoder(PairEncoder(loaded, name=name, device=device)))
     if isinstance(loaded[0], StaticEmbedding):
         return _checked(Static(StaticEncoder(cast("SentenceTransformer", loaded), name=name, device=device)))
     # A MultiVectorEncoder has all of a SentenceTransformer that an Encoder reads, but for the embedding.
@@ -67,7 +83,7 @@ def resolve(model: Any, device: str | None = None, max_calls: int | None = None,
     return _checked(MultiVector(encoder, loaded) if isinstance(loaded, MultiVectorEncoder) else BiEncoder(encoder))
 
 
-def _checked(scorer: BiEncoder | MultiVector) -> Scorer:
+def _checked(scorer: BiEncoder | MultiVector | CrossEncoder) -> Scorer:
     """The scorer, if it computes what the model itself computes."""
     if isinstance(scorer, BiEncoder):
         check_similarity(scorer)

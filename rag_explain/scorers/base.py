@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from rag_explain.texts.tokens import Role
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rag_explain.encoder.cross_encoder import PairEncoder
     from rag_explain.encoder.model import Encoder, SharedModel
     from rag_explain.encoder.reading import Reader
     from rag_explain.encoder.watch import Watch
@@ -109,6 +110,17 @@ class Scorer(ABC):
     def encoder(self) -> Encoder:
         """The torch model whose embedding is taken apart."""
         raise InvalidInput(f"{self.name} has no embedding to be taken apart: use {self._own_methods}")
+
+    @property
+    def pair_encoder(self) -> PairEncoder:
+        """The torch model that reads both texts at once, whose logit is taken apart."""
+        raise InvalidInput(f"{self.name} reads each text by itself, and gives no logit: use {self._own_methods}")
+
+    def labelled(self, label: int | str | None) -> Self:
+        """The scorer of one label, for models that give a number for each of several."""
+        if label is not None:
+            raise InvalidInput(f"{self.name} gives one number, the {self.measure}: leave out the label")
+        return self
 
     @property
     def reader(self) -> Reader:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
 from rag_explain.encoder.probing import tolerance
 from rag_explain.errors import UnsupportedModel
@@ -49,14 +50,16 @@ def check_similarity(scorer: BiEncoder) -> None:
         )
 
 
-def check_route(encoder: Encoder, layer: int) -> None:
+def check_route(encoder: Encoder, layer: int, batch: Batch | None = None) -> None:
     """Refuse an encoder in which a text reaches the embedding past the block that it is attributed to.
+
+    `batch` is a short and a longer text, or pair, as the encoder reads them.
 
     What goes past would be counted as a constant, and no sum would show it. So the block is given the hidden state of
     one text while the model reads another: the embedding must not move. It must not depend on padding either, or
     factors would depend on which texts shared a batch.
     """
-    batch = encoder.read([PROBE, f"{PROBE} {PROBE}"], "document")
+    batch = encoder.read([PROBE, f"{PROBE} {PROBE}"], "document") if batch is None else batch
     alone, together = batch.select([0]), encoder.run(batch)[:1]
     hidden, plain = encoder.hidden(alone, layer)
     ids = alone.features["input_ids"].clone()

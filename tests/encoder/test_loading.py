@@ -20,7 +20,7 @@ from rag_explain.encoder import loading as models
 from rag_explain.encoder.working_copy import share
 from rag_explain.errors import InvalidInput, RagExplainError, UnsupportedModel
 from rag_explain.methods import METHODS
-from tests.support.models import folder, tiny, tokenizer
+from tests.support.models import OF_OTHERS, folder, tiny, tokenizer
 
 
 def test_a_folder_and_a_loaded_model():
@@ -130,7 +130,7 @@ def xlnet(where: Path) -> SentenceTransformer:
 def test_xlnet_is_refused_with_what_to_do(tmp_path: Path) -> None:
     model = xlnet(tmp_path)
     explained = set()
-    for method in {*METHODS} - {"terms"}:  # of another kind of model, which it refuses
+    for method in {"static", *METHODS}.difference(OF_OTHERS):
         try:
             assert Explainer(model, method).explain("cat", "the moon").score
             explained.add(method)

@@ -136,8 +136,8 @@ def odd_lines() -> Iterator[bytes]:
     """Lines whose digest is right and which are no records of this version."""
     line = one(0).to_line()
     body = line[: line.rindex(b',"check"')]
-    for version in (b"1", b"3", b'"2"', b"null"):
-        yield signed(body.replace(b'"version":2', b'"version":' + version, 1))
+    for version in (b"1", b"4", b'"3"', b"null"):
+        yield signed(body.replace(b'"version":3', b'"version":' + version, 1))
     for raw in (b"{", b'{"a":1', b"[1,2", b"\xff\xfe\x00", b"nonsense", b"[" * 100_000, b'{"format":"rag_explain.log"'):
         yield signed(raw)
     data = json.loads(line)
@@ -228,9 +228,9 @@ def test_an_erasure_is_done_in_every_other_file_and_the_damaged_one_is_named(fol
 
 def test_an_erasure_keeps_the_lines_of_another_version_and_says_so(tmp_path):
     line = one(1).to_line()
-    foreign = signed(line[: line.rindex(b',"check"')].replace(b'"version":2', b'"version":3', 1))
+    foreign = signed(line[: line.rindex(b',"check"')].replace(b'"version":3', b'"version":4', 1))
     Folder(tmp_path).append([one(2).to_line(), foreign])
-    with pytest.raises(FormatError, match=r"1 records .* log\.jsonl holds lines .*version 3 cannot be read"):
+    with pytest.raises(FormatError, match=r"1 records .* log\.jsonl holds lines .*version 4 cannot be read"):
         erase(tmp_path, documents=["doc-1"])
     assert foreign in Folder(tmp_path).current.read_bytes()
 

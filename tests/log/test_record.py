@@ -17,6 +17,7 @@ from rag_explain.log.record import PendingRecord, Record, summary, whole
 from rag_explain.log.redaction import Policy, digest
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.notices import UNKNOWN
+from rag_explain.results.stages import Stage
 from rag_explain.texts.tokens import Token
 from tests.support.answers import DOCUMENTS, QUERY, explanation, hit, hits, reranked
 from tests.support.models import tiny
@@ -30,7 +31,7 @@ def line(policy: Policy | None = None, **changes) -> bytes:
 def test_a_record_carries_what_integrity_needs():
     data = json.loads(line())
     assert data["format"] == "rag_explain.log"
-    assert data["version"] == 2
+    assert data["version"] == 3
     assert data["library"]
     assert (data["query"], data["query_hash"]) == (QUERY, digest(QUERY))
     first = data["hits"][0]
@@ -53,7 +54,14 @@ def test_the_stages_of_a_hit_come_back_and_its_explanation_names_them():
     masked = Record.from_line(line(Policy(redact=patterns("Rerank")), hits=[moved]))
     assert [stage.name for stage in masked.hits[0].stages] == ["VectorIndexRetriever", "██████er"]
     data = json.loads(line(hits=[moved]))
-    assert data["hits"][0]["stages"][1] == ["Reranker", "rerank", 1, 3, 2.0, "unknown"]
+    assert data["hits"][0]["stages"][1] == {
+        "name": "Reranker",
+        "kind": "rerank",
+        "rank": 1,
+        "rank_before": 3,
+        "score": 2.0,
+        "metric": "unknown",
+    }
 
 
 def test_the_strongest_pairs_come_back_by_word_with_their_shares_among_all():
@@ -278,9 +286,41 @@ def test_lone_surrogates_and_newlines_survive():
 
 
 def test_another_version_is_refused():
-    for version in (1, 3):
-        with pytest.raises(FormatError, match=f"version {version} cannot be read: this library reads 2"):
-            Record.from_line(line().replace(b'"version":2', b'"version":%d' % version, 1))
+    for version in (1, 4):
+        with pytest.raises(FormatError, match=f"version {version} cannot be read: this library reads 3"):
+            Record.from_line(line().replace(b'"version":3', b'"version":%d' % version, 1))
+
+
+def test_a_record_of_version_2_stays_readable():
+    moved = reranked(hit())
+    data = json.loads(line(hits=[moved]))
+    names = ("name", "kind", "rank", "rank_before", "score", "metric")
+    whole = [stage.to_dict() for stage in moved.stages]
+    data["hits"][0]["stages"] = [[stage[name] for name in names] for stage in whole]
+    old = json.dumps(data | {"version": 2}).encode()
+    assert Record.from_line(old).hits[0].stages == moved.stages
+    assert Record.from_line(Record.from_line(old).to_line()).hits[0].stages == moved.stages  # written as it is now
+
+
+def test_what_a_stage_was_asked_is_kept_as_other_texts_are_and_its_document_by_name():
+    asked = Stage(
+        "Leg", "search", 1, None, 0.5, "cosine", 0.3, 0.01, query="call 555", document="doc-2", note="call 555"
+    )
+    fused = Stage("Fusion", "fusion", 1, score=0.01, metric="rrf", legs=1)
+    given_hit = replace(hit(), stages=(asked, fused))
+    assert Record.from_line(line(hits=[given_hit])).hits[0].stages == (asked, fused)
+    masked = Record.from_line(line(Policy(redact=patterns("555")), hits=[given_hit])).hits[0].stages[0]
+    assert (masked.query, masked.note, masked.document) == ("call ███", "call ███", "doc-2")
+    bare = Record.from_line(line(Policy(keep_text=False), hits=[given_hit])).hits[0].stages[0]
+    assert (bare.query, bare.note, bare.contribution) == (None, None, 0.01)
+
+
+@pytest.mark.parametrize("odd", [["Leg"], {"name": "Leg"}, {"name": "Leg", "kind": "odd", "rank": 1}, 3, [1, 2, 3]])
+def test_a_damaged_stage_is_refused(odd):
+    data = json.loads(line(hits=[reranked(hit())]))
+    data["hits"][0]["stages"] = [odd]
+    with pytest.raises(FormatError, match="damaged"):
+        Record.from_line(json.dumps(data).encode())
     with pytest.raises(FormatError, match="not a log record"):
         Record.from_line(b"{}")
     with pytest.raises(FormatError, match="not a log record"):

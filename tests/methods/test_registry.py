@@ -12,7 +12,7 @@ from torch import nn
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput, UnsupportedModel
 from rag_explain.methods import METHODS
-from tests.support.models import TEXTS, model_for, tiny
+from tests.support.models import OF_OTHERS, TEXTS, model_for, tiny
 
 QUERY, DOCUMENT = TEXTS
 DOCS = Path(__file__).parents[2] / "docs" / "methods.md"
@@ -94,9 +94,7 @@ class Unknown(nn.Module):
         return features
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*METHODS} - {"static", "terms"})
-)  # of another kind of model, which they refuse
+@pytest.mark.parametrize("name", sorted({*METHODS}.difference(OF_OTHERS)))  # which refuse by themselves
 def test_a_method_that_cannot_explain_a_model_refuses_when_it_is_made(name: str) -> None:
     model = tiny("bert", after=lambda: [Unknown()])
     try:

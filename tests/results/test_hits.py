@@ -45,7 +45,8 @@ def test_stages_are_plain_data_in_json():
     plain = json.loads(json.dumps(reranked(hit()).to_dict()))
     assert [stage["name"] for stage in plain["stages"]] == ["VectorIndexRetriever", "Reranker"]
     second = {"name": "Reranker", "kind": "rerank", "rank": 1, "rank_before": 3, "score": 2.0, "metric": "unknown"}
-    assert plain["stages"][1] == second
+    assert {name: plain["stages"][1][name] for name in second} == second
+    assert plain["stages"][1]["explanation"] is None
     assert Hit(id="a", text=None, rank=1, score=0.5, metric="cosine").to_dict()["stages"] == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 from rank_bm25 import BM25Okapi
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.base.modules.transformer import Transformer as BaseTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
@@ -248,8 +248,18 @@ def word_index() -> BM25:
     return BM25(index, str.split)
 
 
-def model_for(method: str) -> SentenceTransformer | BM25:
+def pair_model() -> CrossEncoder:
+    """A cross-encoder in double precision."""
+    return CrossEncoder(str(cross_encoder_folder()), device="cpu").to(torch.float64)
+
+
+# The methods of other kinds of models than bi-encoders.
+OF_OTHERS = ("static", "terms", "lrp", "gradient-input")
+
+
+def model_for(method: str) -> SentenceTransformer | CrossEncoder | BM25:
     """A tiny model that this method explains."""
-    kinds: dict[str, Callable[[], Any]] = {"static": static, "terms": word_index}
-    model: SentenceTransformer | BM25 = kinds.get(method, lambda: tiny("bert"))()
+    pairs = dict.fromkeys(("lrp", "gradient-input"), pair_model)
+    kinds: dict[str, Callable[[], Any]] = {"static": static, "terms": word_index, **pairs}
+    model: SentenceTransformer | CrossEncoder | BM25 = kinds.get(method, lambda: tiny("bert"))()
     return model

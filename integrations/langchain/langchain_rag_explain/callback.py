@@ -11,7 +11,6 @@ handler is another one: it goes on with the question and the documents of the fi
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,12 +20,12 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
 
 from langchain_rag_explain.documents import carried, get_explanation, keys, reranked_score
 from langchain_rag_explain.messages import answered, asked
 from langchain_rag_explain.retrievers import ExplainingRetriever
 from langchain_rag_explain.stores import stage_name
+from langchain_rag_explain.trace import running_retriever
 from rag_explain.log import ExplanationLog
 from rag_explain.log.runs import NEVER_ENDED, NOT_WRAPPED, OpenRuns, OutermostRun, check_log
 from rag_explain.log.states import ANSWER_KEYS, QUESTION_KEYS, Key, Lookup, member
@@ -35,7 +34,6 @@ from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
 from rag_explain.retrieval import UNNAMED, StagedHits
 
-_FRAMES = 20  # how far up the stack the retriever is looked for
 _MAX_UNANSWERED = 1000  # threads whose last run may be resumed; their documents are held
 _WRAPPED = {"Command": "update", "final": "value"}  # what LangGraph's nodes return a part of the state in
 
@@ -166,7 +164,7 @@ class ExplanationLogHandler(BaseCallbackHandler):
             if outermost is not None:
                 answer = outermost.state
                 outer = next((run for run in outermost.around(run_id) if run in answer.retrievals), None)
-                retriever, name = _retriever(), answer.names[run_id]
+                retriever, name = running_retriever(), answer.names[run_id]
                 if type(retriever).__name__ == name:  # it was given no name of its own
                     name = stage_name(retriever)
                 is_stage = not isinstance(retriever, ExplainingRetriever)
@@ -283,18 +281,6 @@ class ExplanationLogHandler(BaseCallbackHandler):
         }
         own = {name: value for name, value in known.items() if value}
         return {**self.metadata, "langchain_run_id": str(run_id), **failure, **own}
-
-
-def _retriever() -> BaseRetriever | None:
-    """The retriever that is being asked: LangChain tells a handler no more than its name."""
-    frame = inspect.currentframe()
-    for _ in range(_FRAMES):
-        if frame is None:
-            break
-        if isinstance(owner := frame.f_locals.get("self"), BaseRetriever):
-            return owner
-        frame = frame.f_back
-    return None
 
 
 def _traced(run_id: UUID) -> AbstractContextManager[Any]:

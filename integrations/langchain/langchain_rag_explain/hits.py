@@ -16,6 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
 from langchain_rag_explain.documents import ExplainedDocument, keys
+from langchain_rag_explain.trace import is_heard
 from rag_explain.results.hits import Hits
 from rag_explain.retrieval import report
 
@@ -48,7 +49,7 @@ class HitRetriever(BaseRetriever):
         self, query: str, documents: Sequence[Document], hits: Hits, run_manager: CallbackManagerForRetrieverRun
     ) -> list[Document]:
         """Copies of the documents with their hits beside them, which an event tells of."""
-        if run_manager.handlers:
+        if is_heard(run_manager):
             try:
                 dispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
             except Exception as error:
@@ -58,7 +59,7 @@ class HitRetriever(BaseRetriever):
     async def _adelivered(
         self, query: str, documents: Sequence[Document], hits: Hits, run_manager: AsyncCallbackManagerForRetrieverRun
     ) -> list[Document]:
-        if run_manager.handlers:
+        if is_heard(run_manager):
             try:
                 await adispatch_custom_event(EVENT, _event(query, hits), config={"callbacks": run_manager.get_child()})
             except Exception as error:

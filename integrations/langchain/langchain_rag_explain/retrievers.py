@@ -30,6 +30,7 @@ from langchain_rag_explain.stores import (
     stored_documents,
     tells_scores,
 )
+from langchain_rag_explain.trace import Told, listening
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hit
 from rag_explain.results.metric import UNKNOWN, Metric
@@ -42,6 +43,7 @@ from rag_explain.retrieval import (
     HitExplainer,
     InnerHits,
     RetrievedDocument,
+    Run,
     Search,
     collecting,
     readable,
@@ -82,6 +84,7 @@ class ExplainingRetriever(HitRetriever):
 
     _hit_explainer: HitExplainer = PrivateAttr()
     _encoders: Encoders = PrivateAttr(default_factory=Encoders)
+    _told: Told = PrivateAttr(default_factory=Told)
     _engine: Engine | None = PrivateAttr(default=None)  # as it was in the last search: it may have asked a server
 
     def __init__(self, **fields: Any) -> None:
@@ -168,19 +171,19 @@ class ExplainingRetriever(HitRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         options = self._options(kwargs)
+        callbacks, runs = self._callbacks(run_manager, explain)
         with collecting() as inner:
             if self.retriever is not None:
                 asked, tell = _asked(self.retriever)
-                documents = asked.invoke(query, config={"callbacks": run_manager.get_child()}, **options)
+                documents = asked.invoke(query, config={"callbacks": callbacks}, **options)
             else:
                 assert self.vectorstore is not None
                 documents, tell = _scored(
                     self.vectorstore.similarity_search_with_score(query, **options), self.vectorstore
                 )
         documents = documents[: options.get("k")]
-        known = [_known(document, inner) for document in documents]
-        found = _unless_known(tell(documents), documents, known)
-        hits = self._hit_explainer.hits(query, found, explain, top=top, search=self._read(options), known=known)
+        found, told = self._heard(query, documents, tell, inner, runs(), options)
+        hits = self._hit_explainer.hits(query, found, explain, top=top, **told)
         return self._delivered(query, documents, hits, run_manager)
 
     async def _aget_relevant_documents(
@@ -193,19 +196,41 @@ class ExplainingRetriever(HitRetriever):
         **kwargs: Any,
     ) -> list[Document]:
         options = self._options(kwargs)
+        callbacks, runs = self._callbacks(run_manager, explain)
         with collecting() as inner:
             if self.retriever is not None:
                 asked, tell = _asked(self.retriever)
-                documents = await asked.ainvoke(query, config={"callbacks": run_manager.get_child()}, **options)
+                documents = await asked.ainvoke(query, config={"callbacks": callbacks}, **options)
             else:
                 assert self.vectorstore is not None
                 scored = await self.vectorstore.asimilarity_search_with_score(query, **options)
                 documents, tell = _scored(scored, self.vectorstore)
         documents = documents[: options.get("k")]
-        known = [_known(document, inner) for document in documents]
-        found = _unless_known(tell(documents), documents, known)
-        hits = await self._hit_explainer.ahits(query, found, explain, top=top, search=self._read(options), known=known)
+        found, told = self._heard(query, documents, tell, inner, runs(), options)
+        hits = await self._hit_explainer.ahits(query, found, explain, top=top, **told)
         return await self._adelivered(query, documents, hits, run_manager)
+
+    def _callbacks(self, run_manager: Any, explain: ExplainMode | None) -> tuple[Any, Callable[[], list[Run]]]:
+        """What the retriever is asked with, and what tells what ran inside it, where anything may."""
+        mode = self.explain if explain is None else explain
+        if mode == "off" or self.retriever is None or _is_plain(self.retriever) or finds_chunks(self.retriever):
+            return run_manager.get_child(), list
+        return listening(run_manager)
+
+    def _heard(
+        self,
+        query: str,
+        documents: Sequence[Document],
+        tell: _Tell,
+        inner: InnerHits,
+        runs: Sequence[Run],
+        options: Mapping[str, Any],
+    ) -> tuple[list[RetrievedDocument], dict[str, Any]]:
+        """What was found, and what is known of how."""
+        known, search = [_known(document, inner) for document in documents], self._read(options)
+        stages = self._told(runs, query, documents, search)
+        found = _unless_known(tell(documents), documents, known)
+        return found, {"search": search, "known": known, "stages": stages}
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         options = {**self.search_kwargs, **kwargs}

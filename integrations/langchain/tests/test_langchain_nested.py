@@ -234,12 +234,12 @@ def test_an_ensemble_that_keeps_the_other_copy_keeps_the_explanation_inside_a_wr
             hit, why = document.hit, document.explanation
             assert why is not None
             assert hit.rank == rank
+            assert [stage.name for stage in hit.stages] == ["Words", "InMemoryVectorStore", "EnsembleRetriever"]
             if document.page_content in scores:
-                assert [stage.name for stage in hit.stages] == ["InMemoryVectorStore", "EnsembleRetriever"]
-                assert hit.stages[0].score == scores[document.page_content]
+                assert hit.stages[1].score == scores[document.page_content]
                 assert hit.gap == pytest.approx(0.0, abs=1e-5)
             else:
-                assert [stage.name for stage in hit.stages] == ["EnsembleRetriever"]
+                assert hit.stages[1].is_missed
                 assert "chosen by EnsembleRetriever" in (why.surrogate or "")
     assert {document.page_content for document in found} > set(scores)
 
@@ -307,7 +307,7 @@ def test_hits_of_one_call_are_not_seen_by_another() -> None:
     wrapped = ExplainingRetriever(vectorstore=filled(), k=5)
     wrapped.invoke(QUERY)
     for document in ExplainingRetriever(retriever=ensemble(Words()), explainer=model()).invoke(QUERY):
-        assert [stage.name for stage in document.hit.stages] == ["EnsembleRetriever"]  # type: ignore[attr-defined]
+        assert [stage.name for stage in document.hit.stages] == ["Words", "EnsembleRetriever"]  # type: ignore[attr-defined]
 
 
 def test_a_wrapped_one_inside_tells_its_explainer() -> None:

@@ -228,7 +228,7 @@ def test_a_wrapper_around_a_reranker_names_it_and_takes_the_score_it_tells(store
     name = "ContextualCompressionRetriever with CrossEncoderReranker"
     for document, hit in zip(documents, record.hits, strict=True):
         assert (hit.score, hit.metric) == (document.hit.score, document.hit.metric) == (None, "unknown")
-        assert names(hit) == [(name, "search")]
+        assert names(hit) == names(document.hit) == [("VectorStoreRetriever", "search"), (name, "rerank")]
         assert f"chosen by {name}" in document.explanation.surrogate
     told = ExplainingRetriever(retriever=compressed(plain, WritesScores()), explainer=tiny("bert"), metric="cosine")
     for document in told.invoke(QUERY):

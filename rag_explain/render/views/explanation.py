@@ -59,10 +59,16 @@ def words(shown: Explanation, side: Role, scale: float | None = None) -> Words:
     return Words(pieces(shown, side), tuple(values), scale, notes, label=side)
 
 
-def figures(shown: Explanation) -> tuple[Figures, Line]:
-    """The score, what makes it up, and whether it adds up."""
+def figures(shown: Explanation) -> tuple[Block, ...]:
+    """The score, what makes it up, what the model made of it, and whether it adds up."""
     parts = sentences.parts(shown.score, shown.unattributed, shown.unit) if shown.additive else ""
-    return Figures("score", f"{shown.score:.4f}", parts), Line(sentences.balance(shown))
+    return (*total(shown.score, shown.measure, shown.returned, parts), Line(sentences.balance(shown)))
+
+
+def total(score: float, measure: str, returned: float | None, parts: str) -> tuple[Block, ...]:
+    """The score that is split, by its name where people know another one; and what the model made of it."""
+    told = sentences.returned(score, measure, returned)
+    return Figures("logit" if measure == "logit" else "score", f"{score:.4f}", parts), *([Line(told)] if told else ())
 
 
 def trust(shown: Explanation, about: str = "") -> tuple[Line, ...]:

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from rag_explain.render import sentences
-from rag_explain.render.blocks import Block, Column, Figures, Line, Piece, Section, Table, Texts, View, Words
+from rag_explain.render.blocks import Block, Column, Line, Piece, Section, Table, Texts, View, Words
 from rag_explain.render.sentences import number
+from rag_explain.render.views.explanation import total
 from rag_explain.results.highlights import Highlights
 from rag_explain.results.hits import Hit
 from rag_explain.results.notices import READING
@@ -21,7 +22,7 @@ def highlights_view(highlights: Highlights, *, top: int = 10) -> View:
     texts = Texts((Words((Piece(highlights.query),), label="query"), _words(highlights, _strongest([highlights]))))
     return (
         Section((*_unread(highlights), texts)),
-        Section((_figures(highlights), Line(source, "muted"), *_others(highlights))),
+        Section((*_figures(highlights), Line(source, "muted"), *_others(highlights))),
         Section((Table(_COLUMNS, rows, "strongest words", bars, abs(bars[0])),) if rows else ()),
     )
 
@@ -49,9 +50,9 @@ def _words(highlights: Highlights, scale: float) -> Words:
     return Words(tuple(piece for piece in pieces if piece.text), values, scale, label="document")
 
 
-def _figures(highlights: Highlights) -> Figures:
+def _figures(highlights: Highlights) -> tuple[Block, ...]:
     parts = "" if highlights.gap is None else sentences.parts(highlights.score, highlights.unattributed, "word")
-    return Figures("score", f"{highlights.score:.4f}", parts)
+    return total(highlights.score, highlights.measure, highlights.returned, parts)
 
 
 def _unread(highlights: Highlights) -> tuple[Line, ...]:

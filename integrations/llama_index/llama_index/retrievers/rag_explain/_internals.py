@@ -7,6 +7,7 @@ from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
+from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 
 
@@ -45,6 +46,16 @@ def query_embedding(model: Any, text: str) -> Any:
 def text_embedding(model: Any, text: str) -> Any:
     """`_get_text_embedding`: what an embedding model computes for a node, without the span that LlamaIndex adds."""
     return unwrap(type(model)._get_text_embedding)(model, text)
+
+
+def fused_retrievers(retriever: QueryFusionRetriever) -> list[BaseRetriever]:
+    """`_retrievers`: what a fusion asks, in order."""
+    return retriever._retrievers
+
+
+def fusion_weights(retriever: QueryFusionRetriever) -> list[float]:
+    """`_retriever_weights`: what each of them counts."""
+    return retriever._retriever_weights
 
 
 def connected(store: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -37,6 +38,7 @@ from llama_index.retrievers.rag_explain.stores import (
     score_metric,
     stored_nodes,
 )
+from llama_index.retrievers.rag_explain.trace import Told, listening
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hit, Hits
@@ -50,6 +52,8 @@ from rag_explain.retrieval import (
     ExplainMode,
     HitExplainer,
     InnerHits,
+    Legs,
+    Run,
     Search,
     check_mode,
     check_source,
@@ -97,6 +101,7 @@ class ExplainingRetriever(BaseRetriever):
         super().__init__(callback_manager=base.callback_manager)
         self.base, self._explainer, self._surrogate = base, explainer, surrogate
         self._metric, self._encoders = None if metric is None else Metric.named(metric), Encoders()
+        self._told = Told(Legs())
         self._engine: Engine | None = None  # as it was in the last search: it may have asked a server
         search = self._search()
         if search.source is None:
@@ -142,23 +147,30 @@ class ExplainingRetriever(BaseRetriever):
         self._top = top
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        with collecting() as inner:
+        with collecting() as inner, self._listening() as runs:
             nodes = self.base.retrieve(query_bundle)
-        query, options = self._options(query_bundle, nodes, inner)
+        query, options = self._options(query_bundle, nodes, inner, runs)
         hits = self._hit_explainer.hits(query, found(nodes, self._is_followed), self._explain, **options)
         return self._beside(query, nodes, hits)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        with collecting() as inner:
+        with collecting() as inner, self._listening() as runs:
             nodes = await self.base.aretrieve(query_bundle)
-        query, options = self._options(query_bundle, nodes, inner)
+        query, options = self._options(query_bundle, nodes, inner, runs)
         hits = await self._hit_explainer.ahits(query, found(nodes, self._is_followed), self._explain, **options)
         return self._beside(query, nodes, hits)
 
-    def _options(self, bundle: QueryBundle, nodes: list[NodeWithScore], inner: InnerHits) -> tuple[str, dict[str, Any]]:
+    def _listening(self) -> AbstractContextManager[list[Run]]:
+        return nullcontext([]) if self._explain == "off" else listening(self.base)
+
+    def _options(
+        self, bundle: QueryBundle, nodes: list[NodeWithScore], inner: InnerHits, runs: list[Run]
+    ) -> tuple[str, dict[str, Any]]:
         query, reason = query_string(bundle)
         known = [_known(node, inner) for node in nodes]
-        return query, {"top": self._top, "surrogate": reason, "search": self._read(), "known": known}
+        search = self._read()
+        stages = self._told(runs, bundle.query_str, nodes, search)
+        return query, {"top": self._top, "surrogate": reason, "search": search, "known": known, "stages": stages}
 
     def _beside(self, query: str, nodes: list[NodeWithScore], hits: Hits) -> list[NodeWithScore]:
         pairs = list(zip(nodes, hits, strict=True))

@@ -27,7 +27,7 @@ class PipelineHit(Hit):
         kept = None if data["explanation"] is None else Explanation.from_dict(data["explanation"])
         handle = Deferred[Explanation].skipped(data["reason"] or _UNSAVED) if kept is None else Deferred.ready(kept)
         plain = {name: data[name] for name in ("id", "text", "rank", "score", "metric", "metadata")}
-        return cls(**plain, stages=tuple(Stage(**stage) for stage in data["stages"]), handle=handle)
+        return cls(**plain, stages=tuple(Stage.from_dict(stage) for stage in data["stages"]), handle=handle)
 
 
 class PipelineHits(Hits):
