@@ -36,6 +36,7 @@ from rag_explain.retrieval import (
     Search,
     Trace,
     fusion,
+    reranker_of,
     scorer_of,
 )
 
@@ -184,6 +185,7 @@ class Told:
 
         def stages(index: int, handle: Deferred[Explanation]) -> tuple[Stage, ...]:
             reader.handle = partial(self._handle, search, query, batches, handle)
+            reader.rerank = partial(self._rerank, batches)
             return reader.stages(run, index + 1, found[index])
 
         return stages
@@ -201,3 +203,11 @@ class Told:
         if make is None or run.query is None:
             return None
         return batches.deferred(id(run), self._legs.of(run.owner, make), run.query, found.item.page_content)
+
+    def _rerank(self, batches: LegBatches, run: Run, found: Found) -> Deferred[Explanation] | None:
+        """What explains the score of a reranker, where it is a cross-encoder that is here."""
+        compressor = getattr(run.owner, "base_compressor", None)
+        make = reranker_of(compressor)
+        if make is None or run.query is None:
+            return None
+        return batches.deferred(id(run), self._legs.of(compressor, make), run.query, found.item.page_content)
