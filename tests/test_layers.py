@@ -44,12 +44,12 @@ LAYERS = """
     retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.sharing retrieval.legs
     retrieval.nested retrieval.search retrieval.truth
     retrieval.adapter retrieval.saved_index
-    retrieval.faiss retrieval faiss
+    retrieval.faiss retrieval.hybrid retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
     log.writer log.lookup log.runs log.states log.verify log.diff log
     render.sentences render.palette render.blocks
-    render.views.explanation render.views.highlights render.views.hits render.views.contrast render.views.comparison
-    render.views.evidence render.views
+    render.views.explanation render.views.highlights render.views.stages render.views.hits render.views.contrast
+    render.views.comparison render.views.evidence render.views
     render.terminal render.notebook render.page render.plot render
     cli.output cli.explain cli.index cli.search cli.demo cli.doctor cli.store cli.log cli
 """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rag_explain.errors import InvalidInput
 from rag_explain.render import notebook
-from rag_explain.render.blocks import View
+from rag_explain.render.blocks import Line, Table, View
 from rag_explain.render.sentences import (
     all_visible,
     balance,
@@ -31,6 +31,7 @@ from rag_explain.render.sentences import (
     unread,
 )
 from rag_explain.render.views.explanation import in_unit, pieces, terms
+from rag_explain.render.views.stages import load_stages, stages_view
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
@@ -70,6 +71,7 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
     """One card for each item, in one section for each run of items of one query."""
     items = list(items)
     load(item.handle for item in items if isinstance(item, Hit))
+    load_stages(item for item in items if isinstance(item, Hit))
     sections: list[dict[str, Any]] = []
     query: str | None = None
     for item in items:
@@ -85,7 +87,7 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
         card: dict[str, Any] = {"shown": [_shown_data(one) for one in explanations]}
         if isinstance(item, Hit):
             card |= {"rank": item.rank, "title": item.id, "text": item.text or ""}
-            card |= {"facts": facts(item), "missing": missing(item)}
+            card |= {"facts": facts(item), "missing": missing(item), "stages": _stages(item)}
         sections[-1]["cards"].append(card)
     return {"open": len(items) == 1, "sections": sections}
 
@@ -121,6 +123,18 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
         "sentences": _sentences(shown),
         "terms": _terms(shown),
     }
+
+
+def _stages(hit: Hit) -> dict[str, Any] | None:
+    """The table of stages, as everywhere, and what is not known of some."""
+    blocks = stages_view(hit)
+    for table in blocks:
+        if isinstance(table, Table):
+            lines = [line.text for line in blocks if isinstance(line, Line)]
+            return {"heads": [[one.title, int(one.is_number)] for one in table.columns], "rows": table.rows} | {
+                "notes": lines
+            }
+    return None
 
 
 def _terms(shown: Explanation) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import numpy as np
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
 from rag_explain.results.notices import METHOD, READING, STAND_INS
-from rag_explain.results.stages import Stage
+from rag_explain.results.stages import Stage, first_of, fused, legs_of
 from rag_explain.texts.tokens import Role, Token, Unit
 
 # Control characters move cursors and colour terminals, overrides turn text around: shown as such, not obeyed.
@@ -112,7 +112,8 @@ def notices(explanation: Explanation) -> list[str]:
 
 def facts(hit: Hit) -> str:
     """What ranked this hit and with what score, and what its similarity is exactly where that differs."""
-    found = [ranked(hit.stages) or ("no score of its own" if hit.score is None else f"{hit.score:.4f} {hit.metric}")]
+    last = _standing(hit.stages, len(hit.stages) - 1) if len(hit.stages) > 1 else ""
+    found = [last or ("no score of its own" if hit.score is None else f"{hit.score:.4f} {hit.metric}")]
     if hit.similarity is not None and (hit.score is None or abs(hit.similarity - hit.score) > 5e-5):
         found.append(f"exact similarity {hit.similarity:.4f}")
     if hit.gap is not None and abs(hit.gap) > 5e-5:
@@ -121,16 +122,33 @@ def facts(hit: Hit) -> str:
 
 
 def ranked(stages: Sequence[Stage]) -> str:
-    """What every stage made of a hit, the last one first; nothing where there was only the search."""
-    return "; before that ".join(map(_standing, reversed(stages))) if len(stages) > 1 else ""
+    """What every stage made of a hit, the last one first, legs in brackets; nothing where there was only the search."""
+    return _ranked(stages, len(stages) - 1) if len(stages) > 1 else ""
 
 
-def _standing(stage: Stage) -> str:
+def _ranked(stages: Sequence[Stage], index: int) -> str:
+    """What the stage at `index` made of it, and those before."""
+    ends, first = legs_of(stages, index), first_of(stages, index)
+    if ends:
+        legs = ", ".join(_ranked(stages, end) for end in ends)
+        return f"{_standing(stages, index)}, of [{legs}]"
+    more = "" if first == index else f"; before that {_ranked(stages, index - 1)}"
+    return f"{_standing(stages, index)}{more}"
+
+
+def _standing(stages: Sequence[Stage], index: int) -> str:
+    stage, total = stages[index], fused(stages, index)
+    if stage.is_missed:
+        return f"not found by {stage.name}"
     how = "after" if stage.kind == "filter" else "by"
     where = f"{how} {stage.name}" if stage.rank is None else f"rank {stage.rank} {how} {stage.name}"
     unit = "" if stage.metric == "unknown" else f" {stage.metric}"
-    no_score = "" if stage.kind == "filter" else " (no score)"
-    return f"{where}{no_score}" if stage.score is None else f"{where} ({stage.score:.4f}{unit})"
+    share = "" if stage.contribution is None else f", adds {stage.contribution:.4f}"
+    no_score = "" if stage.kind in ("filter", "merge") or share else "no score"
+    score = no_score if stage.score is None else f"{stage.score:.4f}{unit}"
+    score = f"sum {total:.4f}{unit}" if stage.score is None and total is not None else score
+    told = f"{score}{share}".removeprefix(", ")
+    return f"{where} ({told})" if told else where
 
 
 def missing(hit: Hit) -> str:

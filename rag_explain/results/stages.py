@@ -72,24 +72,37 @@ def legs_of(stages: Sequence[Stage], index: int) -> list[int]:
     ends: list[int] = []
     first = index
     for _ in range(stages[index].legs):
+        if first == 0:  # a part of them was lost
+            break
         ends.insert(0, first - 1)
-        first = _first_of(stages, first - 1)
+        first = first_of(stages, first - 1)
     return ends
 
 
-def _first_of(stages: Sequence[Stage], index: int) -> int:
+def first_of(stages: Sequence[Stage], index: int) -> int:
     """Where the branch begins that ends at `index`."""
     stage = stages[index]
-    if stage.legs:
-        return _first_of(stages, legs_of(stages, index)[0])
-    return index if stage.kind in ("search", "term") or index == 0 else _first_of(stages, index - 1)
+    ends = legs_of(stages, index)
+    if ends:
+        return first_of(stages, ends[0])
+    return index if stage.kind in ("search", "term") or index == 0 else first_of(stages, index - 1)
+
+
+def depths(stages: Sequence[Stage]) -> list[int]:
+    """How deep inside others each stage stands: the legs of one that puts them together are one deeper than that."""
+    found = [0] * len(stages)
+    for index in reversed(range(len(stages))):
+        ends = legs_of(stages, index)
+        for inner in range(first_of(stages, index), index) if ends else ():
+            found[inner] += 1
+    return found
 
 
 def fused(stages: Sequence[Stage], index: int) -> float | None:
     """The score of the stage at `index` from what its legs contribute; None where that is not known."""
     shares = [stages[end].contribution for end in legs_of(stages, index)]
     known = [share for share in shares if share is not None]
-    return sum(known) if known and len(known) == len(shares) else None
+    return sum(known) if known and len(known) == stages[index].legs else None
 
 
 def ranking_notices(stages: Iterable[Stage]) -> tuple[Notice, ...]:

@@ -20,6 +20,7 @@ from rag_explain.retrieval.stages import same_score
 
 _TOLERANCE = 1e-9
 _UNFOLLOWED = "what its legs contribute does not sum to the scores that it gave, or to its order: it is not shown"
+_MISSED: Deferred[Explanation] = Deferred.skipped("this search did not find the document")
 _UNFOUND = "it is not among what was found inside"
 
 
@@ -143,9 +144,11 @@ class Reader:
         if place is None:
             return (Stage(run.name, "merge", rank, None, found.score, note=_UNFOUND, query=self._asked(run)),)
         kind, is_scored = self._kind(run, inner)
+        handle = self.rerank(run, found)
         stage = Stage(run.name, kind, rank, place[0], found.score if is_scored else None)
-        handle = self.rerank(run, found) if kind == "rerank" else None
-        return (*self.stages(inner, *place), stage if handle is None else replace(stage, handle=handle))
+        if handle is not None:  # a reranker, even where it happens to keep the order
+            stage = replace(stage, kind="rerank", handle=handle)
+        return (*self.stages(inner, *place), stage)
 
     def _kind(self, run: Run, inner: Run) -> tuple[Kind, bool]:
         """Whether a run scored or ordered what another returned, of all its documents."""
@@ -164,7 +167,7 @@ class Reader:
         for index, leg in enumerate(given.legs):
             place = self._place(leg, own, given)
             if place is None:
-                branch: tuple[Stage, ...] = (Stage(leg.name, "search", None, query=self._asked(leg)),)
+                branch: tuple[Stage, ...] = (Stage(leg.name, "search", None, query=self._asked(leg), handle=_MISSED),)
             else:
                 branch = self.stages(leg, *place)
             weight = None if given.weights is None else given.weights[index]
