@@ -1,7 +1,7 @@
 """HybridRetriever: words and vectors, fused, and reranked where a cross-encoder is given. Every stage is explained.
 
-    retriever = HybridRetriever(FaissRetriever.from_texts(texts, Explainer("all-MiniLM-L6-v2")))
-    retriever.search("how do bees find home?", k=3)[0].stages
+retriever = HybridRetriever(FaissRetriever.from_texts(texts, Explainer("all-MiniLM-L6-v2")))
+retriever.search("how do bees find home?", k=3)[0].stages
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class HybridRetriever(ProcessBound):
 
     instead = "make it anew from a FaissRetriever where it is needed"
 
-    def __init__(self, vectors: FaissRetriever, *, reranker: Any = None, depth: int = 50, unit: Unit | None = None) -> None:
+    def __init__(
+        self, vectors: FaissRetriever, *, reranker: Any = None, depth: int = 50, unit: Unit | None = None
+    ) -> None:
         bm25s = import_extra("bm25s", "bm25s", "demo")
         self.vectors, self.reranker = vectors, reranker
         self.depth = whole_number(depth, "depth")
@@ -89,8 +91,10 @@ class HybridRetriever(ProcessBound):
         """Those in which a word of the query is."""
         terms = self._analyse([query], return_ids=False)
         numbers, scores = self.words.retrieve(terms, k=min(self.depth, len(self._rows)), show_progress=False)
-        found = [(self._rows[int(n)], float(score)) for n, score in zip(numbers[0], scores[0], strict=True) if score > 0]
-        return Run("BM25", self.words, query, found=_found(found))
+        ranked = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
+        return Run(
+            "BM25", self.words, query, found=_found([(self._rows[one], score) for one, score in ranked if score])
+        )
 
     def _by_vectors(self, query: str) -> Run:
         rows, hits = self.vectors.search_rows(query, self.depth, "off")

@@ -36,9 +36,7 @@ def stages_view(hit: Hit) -> tuple[Block, ...]:
     """The table, and what is not known of some stages; nothing where there was only the search."""
     if not is_shown(hit.stages):
         return ()
-    rows = tuple(
-        _row(hit.stages, index, depth) for index, depth in enumerate(depths(hit.stages))
-    )
+    rows = tuple(_row(hit.stages, index, depth) for index, depth in enumerate(depths(hit.stages)))
     used = [k for k, column in enumerate(_COLUMNS) if k < 2 or any(row[k] for row in rows)]
     notes = dict.fromkeys(stage.note for stage in hit.stages if stage.note is not None)
     table = Table(tuple(_COLUMNS[k] for k in used), tuple(tuple(row[k] for k in used) for row in rows))
