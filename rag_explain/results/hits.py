@@ -15,7 +15,7 @@ from rag_explain.results.highlights import Highlights
 from rag_explain.results.metric import Metric
 from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.results.serialization import to_plain
-from rag_explain.results.stages import Stage, ranking_notices
+from rag_explain.results.stages import Stage, expanded, ranking_notices
 
 Part = Literal["explanation", "highlights", "evidence", "sentences"]
 
@@ -109,8 +109,9 @@ class Hit(Displayable):
     @property
     def gap(self) -> float | None:
         """The search's score as a similarity - `similarity`: zero up to rounding when the scorer is this encoder."""
-        searched = [one for one in self.stages if one.kind == "search" and one.query is None] or [self]
-        found = [metric.similarity(one.score) for one in searched if (metric := Metric.find(one.metric)) is not None]
+        searched = [(one.metric, one.score) for one in self.stages if one.kind == "search" and one.query is None]
+        told = [(Metric.find(name), score) for name, score in searched or [(self.metric, self.score)]]
+        found = [None if metric is None else metric.similarity(score) for metric, score in told]
         claimed, exact = next((one for one in found if one is not None), None), self.similarity
         return None if claimed is None or exact is None else claimed - exact
 
@@ -121,7 +122,7 @@ class Hit(Displayable):
         explanation = self.peek()
         names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason", "chunk")
         plain: dict[str, Any] = to_plain({name: getattr(self, name) for name in names})
-        plain["stages"] = [self._stage_to_dict(stage) for stage in self.stages]
+        plain["stages"] = [self._stage_to_dict(stage) for stage in expanded(self.stages)]
         return plain | {"explanation": None if explanation is None else explanation.to_dict()}
 
     def _stage_to_dict(self, stage: Stage) -> dict[str, Any]:

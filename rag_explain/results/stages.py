@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from rag_explain.results.deferred import Deferred
@@ -12,7 +12,7 @@ from rag_explain.results.notices import OTHER_RANKING, Notice
 from rag_explain.results.serialization import to_plain
 
 Kind = Literal["search", "rerank", "filter", "fusion", "merge", "mmr", "term"]
-_UNEXPLAINED = "this stage cannot be explained"
+_UNEXPLAINED, _UNSPLIT = "this stage cannot be explained", "this stage is no sum of terms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,19 @@ class Stage:
     handle: Deferred[Explanation] = field(
         default_factory=lambda: Deferred.skipped(_UNEXPLAINED), compare=False, repr=False
     )
+    split: Deferred[tuple[Stage, ...]] = field(
+        default_factory=lambda: Deferred.skipped(_UNSPLIT), compare=False, repr=False
+    )
 
     @property
     def explanation(self) -> Explanation | None:
         """Of what this stage scored, computed on first use; None where that cannot be explained."""
         return self.handle.get()
+
+    @property
+    def terms(self) -> tuple[Stage, ...]:
+        """Of "mmr": relevance, and redundancy with a document that is named, computed on first use."""
+        return self.split.get() or ()
 
     @property
     def is_missed(self) -> bool:
@@ -63,7 +71,7 @@ class Stage:
         return cls(**{name: data[name] for name in NAMES if name in data})
 
 
-NAMES = tuple(item.name for item in fields(Stage) if item.name != "handle")
+NAMES = tuple(item.name for item in fields(Stage) if item.name not in ("handle", "split"))
 """The fields of a stage that are plain data, in order."""
 
 
@@ -86,6 +94,16 @@ def first_of(stages: Sequence[Stage], index: int) -> int:
     if ends:
         return first_of(stages, ends[0])
     return index if stage.kind in ("search", "term") or index == 0 else first_of(stages, index - 1)
+
+
+def expanded(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages with the terms of each before it, as far as they are computed."""
+    found: list[Stage] = []
+    for stage in stages:
+        terms = stage.split.peek() or ()
+        failed = stage.note or (stage.split.reason if stage.split.status == "failed" else None)
+        found += (*terms, replace(stage, legs=stage.legs + len(terms), note=failed))
+    return tuple(found)
 
 
 def depths(stages: Sequence[Stage]) -> list[int]:

@@ -26,6 +26,7 @@ from rag_explain.results.notices import CHUNK, Notice
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.stages import Stage
 from rag_explain.retrieval.engines import TOLERANCE, Engine
+from rag_explain.retrieval.mmr import diversified
 from rag_explain.retrieval.search import Moment, Moments, RetrievedDocument, Search
 from rag_explain.retrieval.sharing import ExplainerSource
 from rag_explain.retrieval.stages import passed
@@ -160,6 +161,9 @@ class HitExplainer(ProcessBound):
             _hit(document, rank, query, scoring.metric, handle, more, search.name)
             for rank, (document, handle, more) in enumerate(zip(documents, handles, parts, strict=True), 1)
         ]
+        if search.diversity is not None and stages is None and wanted:
+            chosen = diversified(search, query, documents, handles)
+            stages = lambda index, handle: chosen[index]  # noqa: E731
         told = [document.score for document in documents]
         staged = passed(search.name, inner, told if any(score is not None for score in told) else None)
         kept = [own if hit is None else replace(hit, handle=own.handle) for own, hit in zip(made, staged, strict=True)]

@@ -7,7 +7,7 @@ from rag_explain.render.sentences import number, one_line
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
-from rag_explain.results.stages import Stage, depths, fused
+from rag_explain.results.stages import Stage, depths, expanded, fused
 
 _WORDS = 3  # pairs that are named of a stage
 _QUERY = 40
@@ -24,21 +24,24 @@ _COLUMNS = (
 
 def load_stages(hits: Iterable[Hit]) -> None:
     """Compute what explains the stages of these hits, those of one leg in one batch."""
-    load(stage.handle for hit in hits if is_shown(hit.stages) for stage in hit.stages)
+    stages = [stage for hit in hits if is_shown(hit.stages) for stage in hit.stages]
+    load(stage.handle for stage in stages)
+    load(stage.split for stage in stages)
 
 
 def is_shown(stages: Sequence[Stage]) -> bool:
     """Whether there is more to say than what a line says."""
-    return len(stages) > 1
+    return len(stages) > 1 or any(stage.kind == "mmr" for stage in stages)
 
 
 def stages_view(hit: Hit) -> tuple[Block, ...]:
     """The table, and what is not known of some stages; nothing where there was only the search."""
     if not is_shown(hit.stages):
         return ()
-    rows = tuple(_row(hit.stages, index, depth) for index, depth in enumerate(depths(hit.stages)))
+    stages = expanded(hit.stages)
+    rows = tuple(_row(stages, index, depth) for index, depth in enumerate(depths(stages)))
     used = [k for k, column in enumerate(_COLUMNS) if k < 2 or any(row[k] for row in rows)]
-    notes = dict.fromkeys(stage.note for stage in hit.stages if stage.note is not None)
+    notes = dict.fromkeys(stage.note for stage in stages if stage.note is not None)
     table = Table(tuple(_COLUMNS[k] for k in used), tuple(tuple(row[k] for k in used) for row in rows))
     return (table, *(Line(f"Note: {note}", "muted") for note in notes))
 
@@ -73,7 +76,7 @@ def _score(stages: Sequence[Stage], index: int) -> str:
         return f"{stage.score:.4f}{unit}"
     if total is not None:
         return f"(sum {total:.4f}{unit})"
-    return "" if stage.is_missed or stage.kind == "filter" else "no score"
+    return "" if stage.is_missed or stage.kind in ("filter", "merge") else "no score"
 
 
 def _words(explanation: Explanation | None) -> str:
