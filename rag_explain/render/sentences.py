@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rag_explain.results.contrast import NO_WORD, StageDifference
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
 from rag_explain.results.notices import METHOD, READING, STAND_INS
@@ -149,6 +150,38 @@ def _standing(stages: Sequence[Stage], index: int) -> str:
     score = f"sum {total:.4f}{unit}" if stage.score is None and total is not None else score
     told = f"{score}{share}".removeprefix(", ")
     return f"{where} ({told})" if told else where
+
+
+def place(number: int | None) -> str:
+    """A rank in words: 1st, 2nd, 11th."""
+    if number is None:
+        return "not found"
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def across(stages: Sequence[StageDifference]) -> list[str]:
+    """Where each search had both documents, and what every stage after them made of that."""
+    both = [(one, one.wanted, one.got) for one in stages]
+    pairs = [(one, wanted, got) for one, wanted, got in both if wanted is not None and got is not None]
+    searches = [(one, wanted, got) for one, wanted, got in pairs if wanted.kind == "search"]
+    told = [
+        f"{side} was " + " and ".join(f"{place(own[which].rank)} for {own[0].name}" for own in searches)
+        for side, which in (("wanted", 1), ("got", 2))
+        if searches
+    ]
+    return [*told, *(_put(*own) for own in pairs if own[1].kind not in ("search", "term"))]
+
+
+def _put(one: StageDifference, wanted: Stage, got: Stage) -> str:
+    where = "" if wanted.rank is None or got.rank is None else "below" if wanted.rank > got.rank else "above"
+    said = f"{one.name} put wanted {place(wanted.rank)}, {where} got ({place(got.rank)})"
+    why = one.contrast
+    if why is None:
+        return said
+    side = 1 if where == "below" else -1
+    words = [item for item in why.query_words() if item.query != NO_WORD and item.value * side > 0][:_MET]
+    return f"{said}, for " + ", ".join(f"{item.query} {number(item.value)}" for item in words) if words else said
 
 
 def missing(hit: Hit) -> str:

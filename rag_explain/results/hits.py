@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex, get_args, overload
 
 from rag_explain.errors import InvalidInput
+from rag_explain.results.contrast import Contrast, stage_differences
 from rag_explain.results.deferred import Deferred, Parts, Status, load
 from rag_explain.results.display import Displayable
 from rag_explain.results.evidence import Evidence
@@ -78,6 +79,18 @@ class Hit(Displayable):
     def _noted(self, explanation: Explanation | None) -> Explanation | None:
         """What is computed may be shared with copies of this hit that went through other stages."""
         return None if explanation is None else explanation.with_notices(*ranking_notices(self.stages))
+
+    def contrast(self, got: Hit) -> Contrast:
+        """Why this hit, which was wanted, stands where it does beside another one of its search, which was got."""
+        if not isinstance(got, Hit):
+            raise InvalidInput(f"contrast takes another Hit, not {type(got).__name__}")
+        wanted, other = self.explanation, got.explanation
+        for hit, explanation in ((self, wanted), (got, other)):
+            if explanation is None:
+                raise InvalidInput(f"the hit {hit.id!r} has no explanation to contrast: {hit.reason}")
+        load(stage.split for stage in (*self.stages, *got.stages))
+        assert wanted is not None and other is not None  # noqa: PT018
+        return Contrast(wanted, other, stage_differences(self.stages, got.stages))
 
     @property
     def notices(self) -> tuple[Notice, ...]:
