@@ -18,6 +18,7 @@ _CONTROLS = dict.fromkeys(_ACTING, 0xFFFD)
 # What turns a part of a text around until it is closed: a line that is cut may have lost the closing one.
 _DIRECTIONS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 _MET = 3
+_ASKED = 40
 
 
 def visible(text: str) -> str:
@@ -166,11 +167,17 @@ def across(stages: Sequence[StageDifference]) -> list[str]:
     pairs = [(one, wanted, got) for one, wanted, got in both if wanted is not None and got is not None]
     searches = [(one, wanted, got) for one, wanted, got in pairs if wanted.kind == "search"]
     told = [
-        f"{side} was " + " and ".join(f"{place(own[which].rank)} for {own[0].name}" for own in searches)
+        f"{side} was " + " and ".join(_found(own[0].name, own[which]) for own in searches)
         for side, which in (("wanted", 1), ("got", 2))
         if searches
     ]
     return [*told, *(_put(*own) for own in pairs if own[1].kind not in ("search", "term"))]
+
+
+def _found(name: str, stage: Stage) -> str:
+    asked = "" if stage.query is None else f" “{one_line(stage.query, _ASKED)}”"
+    how = f"{place(stage.rank)} by" if stage.is_missed else f"{place(stage.rank)} for"
+    return f"{how} {name}{asked}"
 
 
 def _put(one: StageDifference, wanted: Stage, got: Stage) -> str:

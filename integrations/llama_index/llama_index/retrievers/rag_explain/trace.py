@@ -119,6 +119,12 @@ def found_of(node: NodeWithScore) -> Found:
     return Found((node.node.hash, node.node.node_id), score_of(node), carried(node), node)
 
 
+def _is_part(one: Found, whole: Found) -> bool:
+    """Whether a node is a chunk of another one."""
+    parent = one.item.node.parent_node
+    return parent is not None and parent.node_id == whole.item.node.node_id
+
+
 @contextmanager
 def listening(base: BaseRetriever) -> Iterator[list[Run]]:
     """Hears what runs inside; what `base` itself did is the first of the list once it has answered."""
@@ -215,7 +221,7 @@ class Told:
             reader.handle = own
             return reader.stages(run, index + 1, found[index])
 
-        reader = Reader(query, combination, self._metric)
+        reader = Reader(query, combination, self._metric, is_part=_is_part)
         return stages
 
     def _metric(self, run: Run) -> str:
