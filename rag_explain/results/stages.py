@@ -101,8 +101,8 @@ def expanded(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     found: list[Stage] = []
     for stage in stages:
         terms = stage.split.peek() or ()
-        failed = stage.note or (stage.split.reason if stage.split.status == "failed" else None)
-        found += (*terms, replace(stage, legs=stage.legs + len(terms), note=failed))
+        failed = (stage.split.reason or "").removeprefix("InvalidInput: ") if stage.split.status == "failed" else None
+        found += (*terms, replace(stage, legs=stage.legs + len(terms), note=stage.note or failed))
     return tuple(found)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rag_explain.retrieval.search import RetrievedDocument, Search
 
 _TOLERANCE = 1e-5  # stores may keep vectors in single precision
-_METRIC = "mmr"
+_METRIC, _KIND = "mmr", "InvalidInput: "
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def diversified(
     def split(index: int) -> tuple[Stage, ...]:
         values = terms.get()
         if values is None:
-            raise InvalidInput(terms.reason or "the terms are not known")
+            raise InvalidInput((terms.reason or "the terms are not known").removeprefix(_KIND))
         return values[index]
 
     return [
