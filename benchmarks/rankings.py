@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from data_sets import cranfield
 from langchain_classic.retrievers import EnsembleRetriever
-from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_rag_explain import ExplainingRetriever as LangChainRetriever

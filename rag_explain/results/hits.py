@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex, get_args, overload
 
@@ -21,6 +21,22 @@ from rag_explain.results.stages import Stage, expanded, ranking_notices
 Part = Literal["explanation", "highlights", "evidence", "sentences"]
 
 
+class _Stages:
+    """A field that may be given as a function: the stages are then read when they are first asked for."""
+
+    def __get__(self, hit: Hit | None, kind: type[Hit] | None = None) -> tuple[Stage, ...]:
+        if hit is None:
+            return ()
+        told = hit.__dict__["_stages"]
+        if callable(told):
+            told = hit.__dict__["_stages"] = told()
+        stages: tuple[Stage, ...] = told
+        return stages
+
+    def __set__(self, hit: Hit, stages: tuple[Stage, ...] | Callable[[], tuple[Stage, ...]]) -> None:
+        hit.__dict__["_stages"] = stages
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Hit(Displayable):
     """A retrieved document: rank and score as they finally are, the exact similarity, the explanation on demand."""
@@ -30,7 +46,9 @@ class Hit(Displayable):
     rank: int
     score: float | None  # what the last stage that gave one returned, in its own metric; None where that is not told
     metric: str  # the name of a `rag_explain.results.metric.Metric`, or what else the index calls it
-    stages: tuple[Stage, ...] = ()  # what set rank and score, in the order in which it ran: the search comes first
+    stages: _Stages = (
+        _Stages()
+    )  # a tuple of Stage: what set rank and score, in the order in which it ran: the search comes first
     metadata: Mapping[str, Any] = field(default_factory=dict)
     handle: Deferred[Explanation] = field(default_factory=lambda: Deferred.skipped("not asked for"), repr=False)
     parts: Parts | None = field(default=None, repr=False)  # "highlights", "evidence", "sentences": each on demand
@@ -39,6 +57,9 @@ class Hit(Displayable):
     around: tuple[str, str] = field(default=("", ""), repr=False)
     # Where in the text the chunk stands that was embedded and found; None where that is the whole text.
     chunk: tuple[int, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_stages": self.stages}
 
     @property
     def explanation(self) -> Explanation | None:

@@ -12,7 +12,8 @@ from rag_explain.results.notices import OTHER_RANKING, Notice
 from rag_explain.results.serialization import to_plain
 
 Kind = Literal["search", "rerank", "filter", "fusion", "merge", "mmr", "term"]
-_UNEXPLAINED, _UNSPLIT = "this stage cannot be explained", "this stage is no sum of terms"
+_UNEXPLAINED: Deferred[Explanation] = Deferred.skipped("this stage cannot be explained")
+_UNSPLIT: Deferred[tuple[Stage, ...]] = Deferred.skipped("this stage is no sum of terms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,8 @@ class Stage:
     document: str | None = None  # the other document that it is about: what this one is redundant with
     note: str | None = None  # what is not known of it
     is_inside: bool = False  # it ran inside the retriever that was asked, whose own notices speak of it
-    handle: Deferred[Explanation] = field(
-        default_factory=lambda: Deferred.skipped(_UNEXPLAINED), compare=False, repr=False
-    )
-    split: Deferred[tuple[Stage, ...]] = field(
-        default_factory=lambda: Deferred.skipped(_UNSPLIT), compare=False, repr=False
-    )
+    handle: Deferred[Explanation] = field(default=_UNEXPLAINED, compare=False, repr=False)
+    split: Deferred[tuple[Stage, ...]] = field(default=_UNSPLIT, compare=False, repr=False)
 
     @property
     def explanation(self) -> Explanation | None:

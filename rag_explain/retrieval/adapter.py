@@ -167,7 +167,9 @@ class HitExplainer(ProcessBound):
         told = [document.score for document in documents]
         staged = passed(search.name, inner, told if any(score is not None for score in told) else None)
         kept = [own if hit is None else replace(hit, handle=own.handle) for own, hit in zip(made, staged, strict=True)]
-        return Hits(kept if stages is None else _told(kept, inner, stages))
+        if stages is None:
+            return Hits(kept)
+        return Hits(_told(hit, index, inner[index], stages) for index, hit in enumerate(kept))
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any
@@ -359,17 +361,18 @@ def _hit(
     )
 
 
-def _told(hits: Sequence[Hit], known: Sequence[Hit | None], stages: Told) -> list[Hit]:
-    """The hits with what the retrievers inside made of them; as they are, where that cannot be read."""
-    try:
-        told = [stages(index, hit.handle) for index, hit in enumerate(hits)]
-    except Exception as error:  # no search fails because it could not be followed
-        logger.warning("what each stage made of the documents is not known: %s: %s", type(error).__name__, error)
-        return list(hits)
-    return [
-        replace(hit, stages=own if inner is not None else tuple(replace(stage, is_inside=True) for stage in own))
-        for hit, inner, own in zip(hits, known, told, strict=True)
-    ]
+def _told(hit: Hit, index: int, inner: Hit | None, stages: Told) -> Hit:
+    """The hit with what the retrievers inside made of it, read when it is looked at; as it is, where that fails."""
+
+    def read() -> tuple[Stage, ...]:
+        try:
+            told = stages(index, hit.handle)
+        except Exception as error:  # no look at a hit fails because its search could not be followed
+            logger.warning("what each stage made of a document is not known: %s: %s", type(error).__name__, error)
+            return hit.stages
+        return told if inner is not None else tuple(replace(stage, is_inside=True) for stage in told)
+
+    return replace(hit, stages=read)
 
 
 def check_mode(explain: object, top: object = None) -> None:

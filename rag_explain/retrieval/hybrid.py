@@ -68,8 +68,8 @@ class HybridRetriever(ProcessBound):
         reader, batches = Reader(query, _combination, _metric), LegBatches()
 
         def stages(index: int, handle: Deferred[Explanation]) -> tuple[Stage, ...]:
-            reader.handle = reader.rerank = partial(self._handle, query, batches, handle)
-            return reader.stages(last, index + 1, ranked[index])
+            own = partial(self._handle, query, batches, handle)
+            return replace(reader, handle=own, rerank=own).stages(last, index + 1, ranked[index])
 
         found = [self._document(one) for one in ranked]
         search = Search(source=self.vectors.explainer, surrogate=_REASON.format(last.name), name=_NAME)

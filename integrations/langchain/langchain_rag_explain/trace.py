@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -184,9 +185,9 @@ class Told:
         found = [found_of(one, run.owner) for one in documents]
 
         def stages(index: int, handle: Deferred[Explanation]) -> tuple[Stage, ...]:
-            reader.handle = partial(self._handle, search, query, batches, handle)
-            reader.rerank = partial(self._rerank, batches)
-            return reader.stages(run, index + 1, found[index])
+            own = partial(self._handle, search, query, batches, handle)
+            asked = replace(reader, handle=own, rerank=partial(self._rerank, batches))  # hits are read by any thread
+            return asked.stages(run, index + 1, found[index])
 
         return stages
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -217,9 +218,8 @@ class Told:
         run = runs[0]
 
         def stages(index: int, handle: Deferred[Explanation]) -> tuple[Stage, ...]:
-            own = partial(self._handle, search, query, batches, handle)
-            reader.handle = own
-            return reader.stages(run, index + 1, found[index])
+            own = replace(reader, handle=partial(self._handle, search, query, batches, handle))
+            return own.stages(run, index + 1, found[index])  # hits are read by any thread
 
         reader = Reader(query, combination, self._metric, is_part=_is_part)
         return stages
