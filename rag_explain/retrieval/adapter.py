@@ -164,12 +164,7 @@ class HitExplainer(ProcessBound):
         if search.diversity is not None and stages is None and wanted:
             chosen = diversified(search, query, documents, handles)
             stages = lambda index, handle: chosen[index]  # noqa: E731
-        told = [document.score for document in documents]
-        staged = passed(search.name, inner, told if any(score is not None for score in told) else None)
-        kept = [own if hit is None else replace(hit, handle=own.handle) for own, hit in zip(made, staged, strict=True)]
-        if stages is None:
-            return Hits(kept)
-        return Hits(_told(hit, index, inner[index], stages) for index, hit in enumerate(kept))
+        return Hits(_staged(search.name, made, inner, stages))
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any
@@ -359,6 +354,14 @@ def _hit(
         around=text.around if isinstance(text, Passage) else ("", ""),
         chunk=chunk,
     )
+
+
+def _staged(name: str, made: Sequence[Hit], inner: Sequence[Hit | None], stages: Told | None) -> list[Hit]:
+    """The hits, those of wrapped retrievers inside kept, with what the stages made of them."""
+    scores = [hit.score for hit in made]
+    left = passed(name, inner, scores if any(score is not None for score in scores) else None)
+    kept = [own if hit is None else replace(hit, handle=own.handle) for own, hit in zip(made, left, strict=True)]
+    return kept if stages is None else [_told(hit, index, inner[index], stages) for index, hit in enumerate(kept)]
 
 
 def _told(hit: Hit, index: int, inner: Hit | None, stages: Told) -> Hit:
