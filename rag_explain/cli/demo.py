@@ -7,7 +7,7 @@ from typing import Any
 
 from rag_explain.cli.explain import add_model_arguments, make_explainer
 from rag_explain.cli.output import write
-from rag_explain.cli.search import add_result_arguments
+from rag_explain.cli.search import add_result_arguments, found
 
 _QUERY = "How do bees find their way home?"
 # Each has a trap among its hits: another sense of a word, a negation, or no word in common at all.
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
             metadata=[{"topic": document["topic"]} for document in documents],
             unit=arguments.by,
         )
-        write(retriever.search(arguments.query, arguments.k, top=arguments.explain), arguments)
+        write(found(retriever, arguments), arguments)
     if not arguments.json:
         others = " | ".join(f'"{query}"' for query in _OTHERS if query != arguments.query)
         text = f"{len(documents)} paragraphs were searched. Try: rag-explain demo {others}"

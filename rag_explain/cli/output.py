@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rag_explain.errors import InvalidInput
 from rag_explain.render.views import view_of
 from rag_explain.render.views.explanation import in_unit
+from rag_explain.render.views.stages import load_stages
 from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hits
@@ -102,6 +103,7 @@ def _plain(found: Explanation | Hits | Evidence, by: Unit | None) -> dict[str, A
         return found.to_dict()
     if isinstance(found, Explanation):
         return (found if by is None else in_unit(found, by)).to_dict()
+    load_stages(found)
     return [
         hit.to_dict() | {"explanation": None if hit.explanation is None else _plain(hit.explanation, by)}
         for hit in found

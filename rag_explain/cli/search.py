@@ -1,12 +1,19 @@
 """rag-explain search QUERY"""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rag_explain.cli.explain import add_model_arguments, make_explainer
 from rag_explain.cli.index import DEFAULT_FOLDER
 from rag_explain.cli.output import add_output_arguments, write
+from rag_explain.errors import InvalidInput, in_words
+
+if TYPE_CHECKING:
+    from rag_explain.faiss import FaissRetriever
+    from rag_explain.results.hits import Hits
 
 
 def add(commands: Any) -> None:
@@ -22,6 +29,8 @@ def add_result_arguments(command: argparse.ArgumentParser) -> None:
     """-k, --explain, and how to show what was found."""
     command.add_argument("-k", type=int, default=3, help="how many documents (default 3)")
     command.add_argument("--explain", type=int, default=None, metavar="N", help="explain only the first N")
+    command.add_argument("--hybrid", action="store_true", help="search by words (BM25) and by vectors, and fuse both")
+    command.add_argument("--rerank", metavar="FOLDER", help="rank what was found by this cross-encoder: name or folder")
     add_output_arguments(command, top=3)
 
 
@@ -31,4 +40,24 @@ def run(arguments: argparse.Namespace) -> None:
     arguments.model = arguments.model or read_manifest(arguments.index)["model"]
     with make_explainer(arguments) as explainer:
         retriever = FaissRetriever.load(arguments.index, explainer, unit=arguments.by)
-        write(retriever.search(arguments.query, arguments.k, top=arguments.explain), arguments)
+        write(found(retriever, arguments), arguments)
+
+
+def found(retriever: FaissRetriever, arguments: argparse.Namespace) -> Hits:
+    """What a retriever finds, or the stages that are asked for over it."""
+    if not arguments.hybrid:
+        if arguments.rerank is not None:
+            raise InvalidInput("--rerank ranks what --hybrid finds: give both")
+        return retriever.search(arguments.query, arguments.k, top=arguments.explain)
+    from rag_explain.retrieval.hybrid import HybridRetriever
+
+    reranker = None if arguments.rerank is None else _cross_encoder(arguments.rerank, arguments.device)
+    hybrid = HybridRetriever(retriever, reranker=reranker, unit=arguments.by)
+    return hybrid.search(arguments.query, arguments.k, top=arguments.explain)
+
+
+def _cross_encoder(name: str, device: str | None) -> Any:
+    from sentence_transformers import CrossEncoder
+
+    with in_words(InvalidInput, f"{name} cannot be loaded as a cross-encoder"):
+        return CrossEncoder(name, device=device)

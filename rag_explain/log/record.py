@@ -21,10 +21,10 @@ from rag_explain.errors import FormatError, InvalidInput, RagExplainError
 from rag_explain.log.compact import TUPLE, LoggedExplanation
 from rag_explain.log.redaction import Policy, Texts, digest, mask
 from rag_explain.results import serialization as plain
-from rag_explain.results.deferred import Deferred, Status
+from rag_explain.results.deferred import Deferred, Status, load
 from rag_explain.results.explanation import Explanation, Pair
 from rag_explain.results.hits import Hit, Hits
-from rag_explain.results.stages import NAMES, Stage
+from rag_explain.results.stages import NAMES, Stage, expanded
 
 FORMAT, VERSION = "rag_explain.log", 3
 READABLE = (2, VERSION)  # of version 2, a stage is a list of its first members
@@ -120,7 +120,7 @@ class LoggedHit:
             around_hash=None if around is None else policy.hashed("\0".join(around)),
             chunk=hit.chunk,
             metadata=policy.written(metadata) or {},
-            stages=tuple(_written_stage(stage, policy) for stage in hit.stages),
+            stages=tuple(_written_stage(stage, policy) for stage in _stages(hit.stages, compute)),
             explanation=None if why is None else LoggedExplanation.of(why, policy, policy.written(asked), shown),
         )
 
@@ -230,6 +230,12 @@ class Record(Summary):
 
 def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _stages(stages: Sequence[Stage], compute: bool) -> tuple[Stage, ...]:
+    """With the terms of those that are sums of terms."""
+    load(stage.split for stage in stages if compute)
+    return expanded(stages)
 
 
 def _written_stage(stage: Stage, policy: Policy) -> Stage:

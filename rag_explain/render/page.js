@@ -277,6 +277,7 @@
       const head = el("header", "", title);
       if (source.facts) head.append(el("span", "facts", source.facts));
       this.node.replaceChildren(head);
+      if (source.stages) this.node.append(...this.stages());
       this.words = [];
       if (!this.shown) {
         this.node.append(...notices([source.missing]));
@@ -457,7 +458,17 @@
     }
 
     termTable() {
-      const { title, heads, rows } = this.shown.terms;
+      const { title } = this.shown.terms;
+      return this.folded(title, title, this.shown.terms);
+    }
+
+    stages() {
+      const { rows, notes } = this.source.stages;
+      const table = this.folded(`Stages (${rows.length})`, "Stages", this.source.stages, "stages");
+      return [table, ...notes.map((note) => el("p", "muted", note))];
+    }
+
+    folded(title, label, { heads, rows }, className = "") {
       const kind = (k) => (heads[k][1] ? "num" : "");
       const head = el("tr", "", ...heads.map(([name], k) => {
         const cell = el("th", kind(k), name);
@@ -465,10 +476,10 @@
         return cell;
       }));
       const body = rows.map((row) => el("tr", "", ...row.map((text, k) => el("td", kind(k), text))));
-      const scroll = el("div", "scroll", el("table", "terms", el("thead", "", head), el("tbody", "", ...body)));
+      const scroll = el("div", "scroll", el("table", `terms ${className}`.trim(), el("thead", "", head), el("tbody", "", ...body)));
       scroll.tabIndex = 0;
       scroll.setAttribute("role", "region");
-      scroll.setAttribute("aria-label", title);
+      scroll.setAttribute("aria-label", label);
       const details = el("details", "", el("summary", "", title), scroll);
       details.open = true;
       return details;

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rag_explain.errors import InvalidInput
 from rag_explain.render import notebook
-from rag_explain.render.blocks import View
+from rag_explain.render.blocks import Line, Table, View
 from rag_explain.render.sentences import (
     all_visible,
     balance,
@@ -34,6 +34,7 @@ from rag_explain.render.sentences import (
 )
 from rag_explain.render.views.explanation import in_unit, pieces, terms
 from rag_explain.render.views.overview import grid, said
+from rag_explain.render.views.stages import load_stages, stages_view
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
@@ -92,6 +93,7 @@ def _sections(items: Iterable[Item]) -> list[dict[str, Any]]:
     """One card for each item, in one section for each run of items of one query."""
     items = list(items)
     load(item.handle for item in items if isinstance(item, Hit))
+    load_stages(item for item in items if isinstance(item, Hit))
     sections: list[dict[str, Any]] = []
     query: str | None = None
     for item in items:
@@ -107,7 +109,7 @@ def _sections(items: Iterable[Item]) -> list[dict[str, Any]]:
         card: dict[str, Any] = {"shown": [_shown_data(one) for one in explanations]}
         if isinstance(item, Hit):
             card |= {"rank": item.rank, "title": item.id, "text": item.text or ""}
-            card |= {"facts": facts(item), "missing": missing(item)}
+            card |= {"facts": facts(item), "missing": missing(item), "stages": _stages(item)}
             sections[-1]["hits"].append(item)
         sections[-1]["cards"].append(card)
     for section in sections:
@@ -157,6 +159,18 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
         "sentences": _sentences(shown),
         "terms": _terms(shown),
     }
+
+
+def _stages(hit: Hit) -> dict[str, Any] | None:
+    """The table of stages, as everywhere, and what is not known of some."""
+    blocks = stages_view(hit)
+    for table in blocks:
+        if isinstance(table, Table):
+            lines = [line.text for line in blocks if isinstance(line, Line)]
+            return {"heads": [[one.title, int(one.is_number)] for one in table.columns], "rows": table.rows} | {
+                "notes": lines
+            }
+    return None
 
 
 def _terms(shown: Explanation) -> dict[str, Any] | None:

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from rag_explain.results.contrast import NO_WORD, StageDifference
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
 from rag_explain.results.notices import METHOD, READING, STAND_INS
-from rag_explain.results.stages import Stage
+from rag_explain.results.stages import Stage, first_of, fused, legs_of
 from rag_explain.texts.tokens import Role, Token, Unit
 
 # Control characters move cursors and colour terminals, overrides turn text around: shown as such, not obeyed.
@@ -17,6 +18,7 @@ _CONTROLS = dict.fromkeys(_ACTING, 0xFFFD)
 # What turns a part of a text around until it is closed: a line that is cut may have lost the closing one.
 _DIRECTIONS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 _MET = 3
+_ASKED = 40
 
 
 def visible(text: str) -> str:
@@ -117,7 +119,8 @@ def notices(explanation: Explanation) -> list[str]:
 
 def facts(hit: Hit) -> str:
     """What ranked this hit and with what score, and what its similarity is exactly where that differs."""
-    found = [ranked(hit.stages) or ("no score of its own" if hit.score is None else f"{hit.score:.4f} {hit.metric}")]
+    last = _standing(hit.stages, len(hit.stages) - 1) if len(hit.stages) > 1 else ""
+    found = [last or ("no score of its own" if hit.score is None else f"{hit.score:.4f} {hit.metric}")]
     if hit.similarity is not None and (hit.score is None or abs(hit.similarity - hit.score) > 5e-5):
         found.append(f"exact similarity {hit.similarity:.4f}")
     if hit.gap is not None and abs(hit.gap) > 5e-5:
@@ -126,16 +129,71 @@ def facts(hit: Hit) -> str:
 
 
 def ranked(stages: Sequence[Stage]) -> str:
-    """What every stage made of a hit, the last one first; nothing where there was only the search."""
-    return "; before that ".join(map(_standing, reversed(stages))) if len(stages) > 1 else ""
+    """What every stage made of a hit, the last one first, legs in brackets; nothing where there was only the search."""
+    return _ranked(stages, len(stages) - 1) if len(stages) > 1 else ""
 
 
-def _standing(stage: Stage) -> str:
+def _ranked(stages: Sequence[Stage], index: int) -> str:
+    """What the stage at `index` made of it, and those before."""
+    ends, first = legs_of(stages, index), first_of(stages, index)
+    if ends:
+        legs = ", ".join(_ranked(stages, end) for end in ends)
+        return f"{_standing(stages, index)}, of [{legs}]"
+    more = "" if first == index else f"; before that {_ranked(stages, index - 1)}"
+    return f"{_standing(stages, index)}{more}"
+
+
+def _standing(stages: Sequence[Stage], index: int) -> str:
+    stage, total = stages[index], fused(stages, index)
+    if stage.is_missed:
+        return f"not found by {stage.name}"
     how = "after" if stage.kind == "filter" else "by"
     where = f"{how} {stage.name}" if stage.rank is None else f"rank {stage.rank} {how} {stage.name}"
     unit = "" if stage.metric == "unknown" else f" {stage.metric}"
-    no_score = "" if stage.kind == "filter" else " (no score)"
-    return f"{where}{no_score}" if stage.score is None else f"{where} ({stage.score:.4f}{unit})"
+    share = "" if stage.contribution is None else f", adds {stage.contribution:.4f}"
+    no_score = "" if stage.kind in ("filter", "merge") or share else "no score"
+    score = no_score if stage.score is None else f"{stage.score:.4f}{unit}"
+    score = f"sum {total:.4f}{unit}" if stage.score is None and total is not None else score
+    told = f"{score}{share}".removeprefix(", ")
+    return f"{where} ({told})" if told else where
+
+
+def place(number: int | None) -> str:
+    """A rank in words: 1st, 2nd, 11th."""
+    if number is None:
+        return "not found"
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def across(stages: Sequence[StageDifference]) -> list[str]:
+    """Where each search had both documents, and what every stage after them made of that."""
+    both = [(one, one.wanted, one.got) for one in stages]
+    pairs = [(one, wanted, got) for one, wanted, got in both if wanted is not None and got is not None]
+    searches = [(one, wanted, got) for one, wanted, got in pairs if wanted.kind == "search"]
+    told = [
+        f"{side} was " + " and ".join(_found(own[0].name, own[which]) for own in searches)
+        for side, which in (("wanted", 1), ("got", 2))
+        if searches
+    ]
+    return [*told, *(_put(*own) for own in pairs if own[1].kind not in ("search", "term"))]
+
+
+def _found(name: str, stage: Stage) -> str:
+    asked = "" if stage.query is None else f" “{one_line(stage.query, _ASKED)}”"
+    how = f"{place(stage.rank)} by" if stage.is_missed else f"{place(stage.rank)} for"
+    return f"{how} {name}{asked}"
+
+
+def _put(one: StageDifference, wanted: Stage, got: Stage) -> str:
+    where = "" if wanted.rank is None or got.rank is None else "below" if wanted.rank > got.rank else "above"
+    said = f"{one.name} put wanted {place(wanted.rank)}, {where} got ({place(got.rank)})"
+    why = one.contrast
+    if why is None:
+        return said
+    side = 1 if where == "below" else -1
+    words = [item for item in why.query_words() if item.query != NO_WORD and item.value * side > 0][:_MET]
+    return f"{said}, for " + ", ".join(f"{item.query} {number(item.value)}" for item in words) if words else said
 
 
 def missing(hit: Hit) -> str:

@@ -1,12 +1,16 @@
 """Contrast: why this document and not that one, word by word."""
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.display import Viewable
 from rag_explain.results.explanation import Explanation
+from rag_explain.results.stages import Stage, expanded
 
 NO_WORD = "no word"
 
@@ -32,6 +36,44 @@ class Difference:
         return {**asdict(self), "value": self.value}
 
 
+@dataclass(frozen=True, slots=True)
+class StageDifference:
+    """What one stage made of either document; None where it is not among the stages of one."""
+
+    name: str
+    wanted: Stage | None
+    got: Stage | None
+
+    @property
+    def contrast(self) -> Contrast | None:
+        """Word by word what made this stage prefer one, computed on first use; None where it cannot be explained."""
+        if self.wanted is None or self.got is None:
+            return None
+        wanted, got = self.wanted.explanation, self.got.explanation
+        return None if wanted is None or got is None else Contrast(wanted, got)
+
+    def to_dict(self) -> dict[str, Any]:
+        sides = {"wanted": self.wanted, "got": self.got}
+        return {"name": self.name} | {side: stage and stage.to_dict() for side, stage in sides.items()}
+
+
+def stage_differences(wanted: Sequence[Stage], got: Sequence[Stage]) -> tuple[StageDifference, ...]:
+    """The stages of two hits of one search, side by side in the order of `got`."""
+    sides = [_numbered(stages) for stages in (wanted, got)]
+    places = dict.fromkeys((*sides[1], *sides[0]))
+    return tuple(StageDifference(place[0], sides[0].get(place), sides[1].get(place)) for place in places)
+
+
+def _numbered(stages: Sequence[Stage]) -> dict[tuple[str, str | None, int], Stage]:
+    """Each stage by its name, what it was asked, and which of that name it is."""
+    found: dict[tuple[str, str | None, int], Stage] = {}
+    counts: Counter[tuple[str, str | None]] = Counter()
+    for stage in expanded(stages):
+        counts[stage.name, stage.query] += 1
+        found[stage.name, stage.query, counts[stage.name, stage.query]] = stage
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Contrast(Viewable):
     """Two documents for one query: the one that was wanted and the one that was got.
@@ -41,6 +83,7 @@ class Contrast(Viewable):
 
     wanted: Explanation
     got: Explanation
+    stages: tuple[StageDifference, ...] = ()  # of two hits: what each stage of their search made of either
 
     def __post_init__(self) -> None:
         if self.wanted.query != self.got.query:
@@ -97,6 +140,7 @@ class Contrast(Viewable):
             "unattributed": self.unattributed,
             "query_words": [item.to_dict() for item in self.query_words()],
             "pairs": [item.to_dict() for item in self.pairs()],
+            "stages": [item.to_dict() for item in self.stages],
             "wanted": self.wanted.to_dict(),
             "got": self.got.to_dict(),
         }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex, get_args, overload
 
 from rag_explain.errors import InvalidInput
+from rag_explain.results.contrast import Contrast, stage_differences
 from rag_explain.results.deferred import Deferred, Parts, Status, load
 from rag_explain.results.display import Displayable
 from rag_explain.results.evidence import Evidence
@@ -16,9 +17,25 @@ from rag_explain.results.metric import Metric
 from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.results.overview import Overview
 from rag_explain.results.serialization import to_plain
-from rag_explain.results.stages import Stage, ranking_notices
+from rag_explain.results.stages import Stage, expanded, ranking_notices
 
 Part = Literal["explanation", "highlights", "evidence", "sentences"]
+
+
+class _Stages:
+    """A field that may be given as a function: the stages are then read when they are first asked for."""
+
+    def __get__(self, hit: Hit | None, kind: type[Hit] | None = None) -> tuple[Stage, ...]:
+        if hit is None:
+            return ()
+        told = hit.__dict__["_stages"]
+        if callable(told):
+            told = hit.__dict__["_stages"] = told()
+        stages: tuple[Stage, ...] = told
+        return stages
+
+    def __set__(self, hit: Hit, stages: tuple[Stage, ...] | Callable[[], tuple[Stage, ...]]) -> None:
+        hit.__dict__["_stages"] = stages
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -30,7 +47,9 @@ class Hit(Displayable):
     rank: int
     score: float | None  # what the last stage that gave one returned, in its own metric; None where that is not told
     metric: str  # the name of a `rag_explain.results.metric.Metric`, or what else the index calls it
-    stages: tuple[Stage, ...] = ()  # what set rank and score, in the order in which it ran: the search comes first
+    stages: _Stages = (
+        _Stages()
+    )  # a tuple of Stage: what set rank and score, in the order in which it ran: the search comes first
     metadata: Mapping[str, Any] = field(default_factory=dict)
     handle: Deferred[Explanation] = field(default_factory=lambda: Deferred.skipped("not asked for"), repr=False)
     parts: Parts | None = field(default=None, repr=False)  # "highlights", "evidence", "sentences": each on demand
@@ -39,6 +58,9 @@ class Hit(Displayable):
     around: tuple[str, str] = field(default=("", ""), repr=False)
     # Where in the text the chunk stands that was embedded and found; None where that is the whole text.
     chunk: tuple[int, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_stages": self.stages}
 
     @property
     def explanation(self) -> Explanation | None:
@@ -80,6 +102,18 @@ class Hit(Displayable):
         """What is computed may be shared with copies of this hit that went through other stages."""
         return None if explanation is None else explanation.with_notices(*ranking_notices(self.stages))
 
+    def contrast(self, got: Hit) -> Contrast:
+        """Why this hit, which was wanted, stands where it does beside another one of its search, which was got."""
+        if not isinstance(got, Hit):
+            raise InvalidInput(f"contrast takes another Hit, not {type(got).__name__}")
+        wanted, other = self.explanation, got.explanation
+        for hit, explanation in ((self, wanted), (got, other)):
+            if explanation is None:
+                raise InvalidInput(f"the hit {hit.id!r} has no explanation to contrast: {hit.reason}")
+        load(stage.split for stage in (*self.stages, *got.stages))
+        assert wanted is not None and other is not None  # noqa: PT018
+        return Contrast(wanted, other, stage_differences(self.stages, got.stages))
+
     @property
     def notices(self) -> tuple[Notice, ...]:
         """What a reader must know before trusting the numbers, as far as they are computed."""
@@ -110,8 +144,9 @@ class Hit(Displayable):
     @property
     def gap(self) -> float | None:
         """The search's score as a similarity - `similarity`: zero up to rounding when the scorer is this encoder."""
-        searched = [one for one in self.stages if one.kind == "search" and one.query is None] or [self]
-        found = [metric.similarity(one.score) for one in searched if (metric := Metric.find(one.metric)) is not None]
+        searched = [(one.metric, one.score) for one in self.stages if one.kind == "search" and one.query is None]
+        told = [(Metric.find(name), score) for name, score in searched or [(self.metric, self.score)]]
+        found = [None if metric is None else metric.similarity(score) for metric, score in told]
         claimed, exact = next((one for one in found if one is not None), None), self.similarity
         return None if claimed is None or exact is None else claimed - exact
 
@@ -122,7 +157,7 @@ class Hit(Displayable):
         explanation = self.peek()
         names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason", "chunk")
         plain: dict[str, Any] = to_plain({name: getattr(self, name) for name in names})
-        plain["stages"] = [self._stage_to_dict(stage) for stage in self.stages]
+        plain["stages"] = [self._stage_to_dict(stage) for stage in expanded(self.stages)]
         return plain | {"explanation": None if explanation is None else explanation.to_dict()}
 
     def _stage_to_dict(self, stage: Stage) -> dict[str, Any]:

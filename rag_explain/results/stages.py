@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from rag_explain.results.deferred import Deferred
@@ -12,7 +12,8 @@ from rag_explain.results.notices import OTHER_RANKING, Notice
 from rag_explain.results.serialization import to_plain
 
 Kind = Literal["search", "rerank", "filter", "fusion", "merge", "mmr", "term"]
-_UNEXPLAINED = "this stage cannot be explained"
+_UNEXPLAINED: Deferred[Explanation] = Deferred.skipped("this stage cannot be explained")
+_UNSPLIT: Deferred[tuple[Stage, ...]] = Deferred.skipped("this stage is no sum of terms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,18 @@ class Stage:
     document: str | None = None  # the other document that it is about: what this one is redundant with
     note: str | None = None  # what is not known of it
     is_inside: bool = False  # it ran inside the retriever that was asked, whose own notices speak of it
-    handle: Deferred[Explanation] = field(
-        default_factory=lambda: Deferred.skipped(_UNEXPLAINED), compare=False, repr=False
-    )
+    handle: Deferred[Explanation] = field(default=_UNEXPLAINED, compare=False, repr=False)
+    split: Deferred[tuple[Stage, ...]] = field(default=_UNSPLIT, compare=False, repr=False)
 
     @property
     def explanation(self) -> Explanation | None:
         """Of what this stage scored, computed on first use; None where that cannot be explained."""
         return self.handle.get()
+
+    @property
+    def terms(self) -> tuple[Stage, ...]:
+        """Of "mmr": relevance, and redundancy with a document that is named, computed on first use."""
+        return self.split.get() or ()
 
     @property
     def is_missed(self) -> bool:
@@ -63,7 +68,7 @@ class Stage:
         return cls(**{name: data[name] for name in NAMES if name in data})
 
 
-NAMES = tuple(item.name for item in fields(Stage) if item.name != "handle")
+NAMES = tuple(item.name for item in fields(Stage) if item.name not in ("handle", "split"))
 """The fields of a stage that are plain data, in order."""
 
 
@@ -72,24 +77,47 @@ def legs_of(stages: Sequence[Stage], index: int) -> list[int]:
     ends: list[int] = []
     first = index
     for _ in range(stages[index].legs):
+        if first == 0:  # a part of them was lost
+            break
         ends.insert(0, first - 1)
-        first = _first_of(stages, first - 1)
+        first = first_of(stages, first - 1)
     return ends
 
 
-def _first_of(stages: Sequence[Stage], index: int) -> int:
+def first_of(stages: Sequence[Stage], index: int) -> int:
     """Where the branch begins that ends at `index`."""
     stage = stages[index]
-    if stage.legs:
-        return _first_of(stages, legs_of(stages, index)[0])
-    return index if stage.kind in ("search", "term") or index == 0 else _first_of(stages, index - 1)
+    ends = legs_of(stages, index)
+    if ends:
+        return first_of(stages, ends[0])
+    return index if stage.kind in ("search", "term") or index == 0 else first_of(stages, index - 1)
+
+
+def expanded(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages with the terms of each before it, as far as they are computed."""
+    found: list[Stage] = []
+    for stage in stages:
+        terms = stage.split.peek() or ()
+        failed = (stage.split.reason or "").removeprefix("InvalidInput: ") if stage.split.status == "failed" else None
+        found += (*terms, replace(stage, legs=stage.legs + len(terms), note=stage.note or failed))
+    return tuple(found)
+
+
+def depths(stages: Sequence[Stage]) -> list[int]:
+    """How deep inside others each stage stands: the legs of one that puts them together are one deeper than that."""
+    found = [0] * len(stages)
+    for index in reversed(range(len(stages))):
+        ends = legs_of(stages, index)
+        for inner in range(first_of(stages, index), index) if ends else ():
+            found[inner] += 1
+    return found
 
 
 def fused(stages: Sequence[Stage], index: int) -> float | None:
     """The score of the stage at `index` from what its legs contribute; None where that is not known."""
     shares = [stages[end].contribution for end in legs_of(stages, index)]
     known = [share for share in shares if share is not None]
-    return sum(known) if known and len(known) == len(shares) else None
+    return sum(known) if known and len(known) == stages[index].legs else None
 
 
 def ranking_notices(stages: Iterable[Stage]) -> tuple[Notice, ...]:

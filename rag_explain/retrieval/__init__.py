@@ -4,7 +4,8 @@ from rag_explain.retrieval import fusion
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, check_mode
 from rag_explain.retrieval.engines import ChromaEngine, Engine, Kept, LanceDBEngine, Place, engine_of
 from rag_explain.retrieval.holders import held_model, inside, models_inside
-from rag_explain.retrieval.legs import LegBatches, Legs, scorer_of
+from rag_explain.retrieval.legs import LegBatches, Legs, reranked, reranker_of, scorer_of
+from rag_explain.retrieval.mmr import Diversity
 from rag_explain.retrieval.nested import Encoder, Encoders, InnerHits, collecting, refuse_several, report
 from rag_explain.retrieval.search import RetrievedDocument, Search, readable
 from rag_explain.retrieval.sharing import ExplainerSource, check_source
@@ -27,4 +28,5 @@ __all__ += [
 ]
 __all__ += ["check_mode", "check_source", "collecting", "engine_of", "has_model", "held_model", "inside"]
 __all__ += ["models_inside", "readable", "refuse_several", "report", "retriever_reason", "same_score", "scored"]
-__all__ += ["Combination", "Found", "LegBatches", "Legs", "Reader", "Run", "Trace", "fusion", "ordered", "scorer_of"]
+__all__ += ["Combination", "Found", "LegBatches", "Legs", "Reader", "Run", "Trace", "fusion", "ordered", "reranked"]
+__all__ += ["Diversity", "reranker_of", "scorer_of"]

@@ -26,6 +26,7 @@ from rag_explain.results.notices import CHUNK, Notice
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.stages import Stage
 from rag_explain.retrieval.engines import TOLERANCE, Engine
+from rag_explain.retrieval.mmr import diversified
 from rag_explain.retrieval.search import Moment, Moments, RetrievedDocument, Search
 from rag_explain.retrieval.sharing import ExplainerSource
 from rag_explain.retrieval.stages import passed
@@ -162,10 +163,10 @@ class HitExplainer(ProcessBound):
             _hit(document, rank, query, scoring.metric, handle, more, search.name)
             for rank, (document, handle, more) in enumerate(zip(documents, handles, parts, strict=True), 1)
         ]
-        told = [document.score for document in documents]
-        staged = passed(search.name, inner, told if any(score is not None for score in told) else None)
-        kept = [own if hit is None else replace(hit, handle=own.handle) for own, hit in zip(made, staged, strict=True)]
-        return Hits(kept if stages is None else _told(kept, inner, stages))
+        if search.diversity is not None and stages is None and wanted:
+            chosen = diversified(search, query, documents, handles)
+            stages = lambda index, handle: chosen[index]  # noqa: E731
+        return Hits(_staged(search.name, made, inner, stages))
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any
@@ -366,17 +367,26 @@ def _hit(
     )
 
 
-def _told(hits: Sequence[Hit], known: Sequence[Hit | None], stages: Told) -> list[Hit]:
-    """The hits with what the retrievers inside made of them; as they are, where that cannot be read."""
-    try:
-        told = [stages(index, hit.handle) for index, hit in enumerate(hits)]
-    except Exception as error:  # no search fails because it could not be followed
-        logger.warning("what each stage made of the documents is not known: %s: %s", type(error).__name__, error)
-        return list(hits)
-    return [
-        replace(hit, stages=own if inner is not None else tuple(replace(stage, is_inside=True) for stage in own))
-        for hit, inner, own in zip(hits, known, told, strict=True)
-    ]
+def _staged(name: str, made: Sequence[Hit], inner: Sequence[Hit | None], stages: Told | None) -> list[Hit]:
+    """The hits, those of wrapped retrievers inside kept, with what the stages made of them."""
+    scores = [hit.score for hit in made]
+    left = passed(name, inner, scores if any(score is not None for score in scores) else None)
+    kept = [own if hit is None else replace(hit, handle=own.handle) for own, hit in zip(made, left, strict=True)]
+    return kept if stages is None else [_told(hit, index, inner[index], stages) for index, hit in enumerate(kept)]
+
+
+def _told(hit: Hit, index: int, inner: Hit | None, stages: Told) -> Hit:
+    """The hit with what the retrievers inside made of it, read when it is looked at; as it is, where that fails."""
+
+    def read() -> tuple[Stage, ...]:
+        try:
+            told = stages(index, hit.handle)
+        except Exception as error:  # no look at a hit fails because its search could not be followed
+            logger.warning("what each stage made of a document is not known: %s: %s", type(error).__name__, error)
+            return hit.stages
+        return told if inner is not None else tuple(replace(stage, is_inside=True) for stage in told)
+
+    return replace(hit, stages=read)
 
 
 def check_mode(explain: object, top: object = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ from rag_explain.errors import ProcessBound
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.notices import UNCHECKED, Notice
+from rag_explain.retrieval.holders import inside
 from rag_explain.retrieval.sharing import explainer_of
 from rag_explain.retrieval.usage import Embedder, has_model
 from rag_explain.texts.passage import Passage
@@ -57,6 +59,21 @@ def scorer_of(owner: object, embedder: Embedder | None) -> Make | None:
         model, usage = embedder.seen()
         return partial(explainer_of, model, usage)
     return None
+
+
+def reranker_of(owner: object) -> Make | None:
+    """What makes the Explainer of a reranker: that of the only cross-encoder in it; None where there is none."""
+    module = sys.modules.get("sentence_transformers")
+    if module is None:  # a model cannot be held before its library is loaded
+        return None
+    found = inside(owner, lambda one: isinstance(one, module.CrossEncoder), (type(owner),))
+    return partial(explainer_of, found[0]) if len(found) == 1 else None
+
+
+def reranked(owner: object, query: str | None, text: str | Passage | None) -> Deferred[Explanation] | None:
+    """The explanation of one score that a reranker gave, outside of all searches; None where it cannot be explained."""
+    make = reranker_of(owner)
+    return None if make is None or query is None else LegBatches().deferred(id(owner), make, query, text)
 
 
 def _explainer(source: Any) -> Explainer:

@@ -16,6 +16,7 @@ from weakref import ref
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.retrieval.engines import Engine
+from rag_explain.retrieval.mmr import Diversity
 from rag_explain.retrieval.sharing import ExplainerSource, explainer_of, glance, has_changed
 from rag_explain.retrieval.usage import Embedder, Usage
 from rag_explain.texts.passage import Passage
@@ -66,6 +67,7 @@ class Search:
         surrogate: why the scores are not the encoder's similarity alone, when they are not.
         name: what finds the documents: the first of every hit's stages.
         note: what is not known of the search, where no score tells it.
+        diversity: how it weighed relevance against redundancy, where it did (MMR).
         query_vector: what was searched with, where it is at hand: the embedder is then not asked for it.
     """
 
@@ -76,6 +78,7 @@ class Search:
     surrogate: str | None = None
     name: str = "the index"
     note: str | None = None
+    diversity: Diversity | None = None
     query_vector: Any = field(default=None, repr=False, compare=False)
 
 

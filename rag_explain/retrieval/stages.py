@@ -18,9 +18,10 @@ UNNAMED = "a later stage"
 Carried = tuple[Sequence[Hashable], Hit | None]
 
 
-def scored(hit: Hit, name: str, score: float | None) -> Hit:
+def scored(hit: Hit, name: str, score: float | None, handle: Deferred[Explanation] | None = None) -> Hit:
     """The hit with another stage's score. Its rank is still the search's: the order after the stage is not known."""
     stage = Stage(name, "rerank", None, hit.rank, score)
+    stage = stage if handle is None else replace(stage, handle=handle)
     return replace(hit, score=score, metric=stage.metric, stages=(*hit.stages, stage))
 
 

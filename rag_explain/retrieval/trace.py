@@ -20,6 +20,8 @@ from rag_explain.retrieval.stages import same_score
 
 _TOLERANCE = 1e-9
 _UNFOLLOWED = "what its legs contribute does not sum to the scores that it gave, or to its order: it is not shown"
+_MISSED: Deferred[Explanation] = Deferred.skipped("this search did not find the document")
+_UNMEANT = "its score is not the mean of the parts that were found: what each adds is not known"
 _UNFOUND = "it is not among what was found inside"
 
 
@@ -111,6 +113,7 @@ class Reader:
     metric: Callable[[Run], str] = lambda run: "unknown"
     handle: Callable[[Run, Found], Deferred[Explanation] | None] = lambda run, found: None
     rerank: Callable[[Run, Found], Deferred[Explanation] | None] = lambda run, found: None
+    is_part: Callable[[Found, Found], bool] = lambda one, whole: False  # whether one is a part of the other
     _combined: dict[int, Combination | None] = field(default_factory=dict)
     _places: dict[tuple[int, bool], dict[Hashable, tuple[int, Found]]] = field(default_factory=dict)
     _kinds: dict[int, tuple[Kind, bool]] = field(default_factory=dict)
@@ -141,11 +144,28 @@ class Reader:
         """One retriever was asked, and what it returned may have been scored, ordered or cut."""
         place = self._place(inner, found.keys)
         if place is None:
-            return (Stage(run.name, "merge", rank, None, found.score, note=_UNFOUND, query=self._asked(run)),)
+            return self._merged(run, inner, rank, found)
         kind, is_scored = self._kind(run, inner)
+        handle = self.rerank(run, found)
         stage = Stage(run.name, kind, rank, place[0], found.score if is_scored else None)
-        handle = self.rerank(run, found) if kind == "rerank" else None
-        return (*self.stages(inner, *place), stage if handle is None else replace(stage, handle=handle))
+        if handle is not None:  # a reranker, even where it happens to keep the order
+            stage = replace(stage, kind="rerank", handle=handle)
+        return (*self.stages(inner, *place), stage)
+
+    def _merged(self, run: Run, inner: Run, rank: int, found: Found) -> tuple[Stage, ...]:
+        """A document that was not found itself: parts of it were, and its score is their mean, or not known."""
+        parts = [(number, one) for number, one in enumerate(inner.found or (), 1) if self.is_part(one, found)]
+        scores = [one.score or 0.0 for _, one in parts]
+        share = 1 / len(parts) if parts else 0.0
+        is_mean = found.score is not None and abs(sum(scores) * share - found.score) <= _TOLERANCE
+        stages: list[Stage] = []
+        for (number, one), score in zip(parts, scores, strict=True):
+            branch = self.stages(inner, number, one)
+            own = {"weight": share, "contribution": share * score} if is_mean else {}
+            stages += *branch[:-1], replace(branch[-1], document=str(one.keys[-1]), **own)
+        note = _UNFOUND if not parts else None if is_mean else _UNMEANT
+        asked = None if parts else self._asked(run)
+        return (*stages, Stage(run.name, "merge", rank, None, found.score, legs=len(parts), note=note, query=asked))
 
     def _kind(self, run: Run, inner: Run) -> tuple[Kind, bool]:
         """Whether a run scored or ordered what another returned, of all its documents."""
@@ -164,7 +184,7 @@ class Reader:
         for index, leg in enumerate(given.legs):
             place = self._place(leg, own, given)
             if place is None:
-                branch: tuple[Stage, ...] = (Stage(leg.name, "search", None, query=self._asked(leg)),)
+                branch: tuple[Stage, ...] = (Stage(leg.name, "search", None, query=self._asked(leg), handle=_MISSED),)
             else:
                 branch = self.stages(leg, *place)
             weight = None if given.weights is None else given.weights[index]

@@ -13,7 +13,7 @@ from rag_explain.cli import main
 from rag_explain.cli.demo import corpus
 from rag_explain.cli.index import read_documents
 from rag_explain.errors import InvalidInput
-from tests.support.models import CORPUS, tiny
+from tests.support.models import CORPUS, cross_encoder_folder, tiny
 
 
 @cache
@@ -100,6 +100,43 @@ def test_files_that_hold_no_text(model: str, tmp_path: Path, capsys: pytest.Capt
 def test_the_demo_searches_its_own_corpus(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "my laptop is slow", "--model", model, "-k", "2"]) == 0
     assert "56 paragraphs were searched" in capsys.readouterr().out
+
+
+def test_the_demo_fuses_words_and_vectors(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "my laptop is slow", "--hybrid", "--model", model, "-k", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("BM25", "FAISS", "HybridRetriever", "56 paragraphs were searched"))
+    assert main(["demo", "my laptop is slow", "--hybrid", "--model", model, "-k", "2", "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)
+    for hit in hits:
+        assert [stage["name"] for stage in hit["stages"]] == ["BM25", "FAISS", "HybridRetriever"]
+        assert sum(stage["contribution"] for stage in hit["stages"][:2]) == pytest.approx(hit["score"], abs=1e-12)
+
+
+def test_search_fuses_and_reranks(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "notes.jsonl"
+    data.write_text("".join(json.dumps({"_id": f"n{n}", "text": text}) + "\n" for n, text in enumerate(CORPUS)))
+    index, reranker = str(tmp_path / "index"), str(cross_encoder_folder())
+    assert main(["index", str(data), "--index", index, "--model", model]) == 0
+    asked = ["search", "the moon", "--index", index, "--hybrid", "--rerank", reranker, "-k", "3"]
+    capsys.readouterr()
+    assert main([*asked, "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)
+    assert [hit["stages"][-1]["name"] for hit in hits] == ["CrossEncoder"] * 3
+    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    assert {stage["explanation"] is not None for hit in hits for stage in hit["stages"][-1:]} == {True}
+    assert main(asked) == 0
+    assert "CrossEncoder" in capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main([*asked, "--html", str(page)]) == 0
+    assert "HybridRetriever" in page.read_text(encoding="utf-8")
+    for wrong, said in (
+        (["--rerank", reranker], "--rerank ranks what --hybrid finds: give both"),
+        (["--hybrid", "--rerank", str(tmp_path / "nothing")], "cannot be loaded as a cross-encoder"),
+    ):
+        capsys.readouterr()
+        assert main(["search", "the moon", "--index", index, *wrong]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_the_corpus_is_varied_and_short() -> None:

@@ -16,7 +16,9 @@ import pytest
 
 from rag_explain.render import sentences
 from rag_explain.render.page import write_page
+from rag_explain.results.deferred import Deferred
 from rag_explain.results.hits import Hits
+from rag_explain.results.stages import Stage
 from tests.support.samples import DOCUMENT, HOSTILE, OTHER, explain, hits, hostile, terms
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -586,3 +588,22 @@ def test_a_method_that_does_not_add_up_is_not_in_score_units(show: Open) -> None
     page = show(write_page([replace(explain(method="bti"), additive=False)]))
     assert "score units" not in page.locator("section").inner_text()
     assert "bti values" in page.locator(".legend").inner_text()
+
+
+def test_stages_are_a_table_that_can_be_folded(show: Open) -> None:
+    stages = (
+        Stage("BM25", "search", None, contribution=0.0),
+        Stage("FAISS", "search", 2, score=0.5, metric="cosine", contribution=0.016),
+        Stage("Fusion", "fusion", 2, score=0.016, metric="rrf", legs=2, note="<b>it is said</b>"),
+        Stage("CrossEncoder", "rerank", 1, 2, 0.9, handle=Deferred.ready(explain(document=OTHER))),
+    )
+    page = show(write_page([replace(hits()[0], stages=stages)]), width=420)
+    table = page.get_by_role("region", name="Stages")
+    expect(table.locator("tbody tr")).to_have_count(4)
+    expect(table.locator("tbody tr").first).to_contain_text("not found")
+    expect(table.locator("tbody tr").last).to_contain_text("2 → 1")
+    expect(table.locator("tbody tr").last).to_contain_text("bank")
+    expect(page.get_by_text("Note: <b>it is said</b>")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_text("Stages (4)").click()
+    expect(table).to_be_hidden()

@@ -36,6 +36,7 @@ from rag_explain.results.hits import Hit
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
+    Diversity,
     Encoder,
     Encoders,
     Engine,
@@ -122,6 +123,7 @@ class ExplainingRetriever(HitRetriever):
             surrogate=retriever_reason(self.surrogate, _surrogate(self.retriever) or mode),
             name=stage_name(self.retriever or self.vectorstore),
             note=_own_search(self.retriever),
+            diversity=_diversity(self.retriever, options or {}),
         )
 
     def _read(self, options: Mapping[str, Any]) -> Search:
@@ -366,6 +368,14 @@ def _surrogate(retriever: BaseRetriever | None) -> str | None:
     if kind not in _BY_SIMILARITY:
         return f"the documents were chosen by a search of type {kind!r}, not by this encoder's similarity alone"
     return None
+
+
+def _diversity(retriever: BaseRetriever | None, options: Mapping[str, Any]) -> Diversity | None:
+    """How a vector store's retriever weighs relevance against redundancy, where it does."""
+    if not _is_plain(retriever) or getattr(retriever, "search_type", None) != "mmr":
+        return None
+    asked = {**getattr(retriever, "search_kwargs", {}), **options}
+    return Diversity(float(asked.get("lambda_mult", 0.5)))
 
 
 def _own_search(retriever: BaseRetriever | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -36,6 +37,7 @@ from rag_explain.retrieval import (
     Search,
     Trace,
     fusion,
+    reranker_of,
     scorer_of,
 )
 
@@ -183,8 +185,9 @@ class Told:
         found = [found_of(one, run.owner) for one in documents]
 
         def stages(index: int, handle: Deferred[Explanation]) -> tuple[Stage, ...]:
-            reader.handle = partial(self._handle, search, query, batches, handle)
-            return reader.stages(run, index + 1, found[index])
+            own = partial(self._handle, search, query, batches, handle)
+            asked = replace(reader, handle=own, rerank=partial(self._rerank, batches))  # hits are read by any thread
+            return asked.stages(run, index + 1, found[index])
 
         return stages
 
@@ -201,3 +204,11 @@ class Told:
         if make is None or run.query is None:
             return None
         return batches.deferred(id(run), self._legs.of(run.owner, make), run.query, found.item.page_content)
+
+    def _rerank(self, batches: LegBatches, run: Run, found: Found) -> Deferred[Explanation] | None:
+        """What explains the score of a reranker, where it is a cross-encoder that is here."""
+        compressor = getattr(run.owner, "base_compressor", None)
+        make = reranker_of(compressor)
+        if make is None or run.query is None:
+            return None
+        return batches.deferred(id(run), self._legs.of(compressor, make), run.query, found.item.page_content)

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from rag_explain.render.blocks import Column, Figures, Line, Piece, Section, Table, Texts, View, Words
-from rag_explain.render.sentences import number, one_line, parts, source
+from rag_explain.render.blocks import Block, Column, Figures, Line, Piece, Section, Table, Texts, View, Words
+from rag_explain.render.sentences import across, number, one_line, parts, place, source
 from rag_explain.render.views.explanation import trust, unread, warnings
-from rag_explain.results.contrast import Contrast, Difference
+from rag_explain.results.contrast import Contrast, Difference, StageDifference
+from rag_explain.results.stages import Stage
 
 
 def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
@@ -20,10 +21,31 @@ def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
     told = (line for side, one in sides.items() for line in (*trust(one, f"{side}: "), *warnings(one, f"{side}: ")))
     return (
         Section((*read, Texts(tuple(texts)))),
+        *((Section(_stages(contrast.stages)),) if contrast.stages else ()),
         Section((figures, Line(source(contrast.got), "muted"), *told)),
         Section((_table(contrast.query_words()[:top], "word of the query"),)),
         Section((_table(contrast.pairs(top), "query · document"),)),
     )
+
+
+def _stages(stages: Sequence[StageDifference]) -> tuple[Block, ...]:
+    """In words, and as a table: ranks, scores and what each leg adds."""
+    columns = Column("stage", width=48), *(Column(name, is_number=True) for name in ("wanted", "got", "got adds more"))
+    rows = tuple((one_line(one.name), _standing(one.wanted), _standing(one.got), _more(one)) for one in stages)
+    return (*map(Line, across(stages)), Table(columns, rows))
+
+
+def _standing(stage: Stage | None) -> str:
+    if stage is None:
+        return ""
+    score = "" if stage.score is None else f"{stage.score:.4f}"
+    return score if stage.kind == "term" else " · ".join(part for part in (place(stage.rank), score) if part)
+
+
+def _more(one: StageDifference) -> str:
+    shares = [stage.contribution for stage in (one.wanted, one.got) if stage is not None]
+    known = [share for share in shares if share is not None]
+    return number(known[1] - known[0]) if len(known) == 2 else ""
 
 
 def _text(label: str, text: str | None, number: str = "") -> Words:

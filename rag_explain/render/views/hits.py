@@ -17,6 +17,7 @@ from rag_explain.render.views.explanation import (
     words,
 )
 from rag_explain.render.views.overview import overview_view
+from rag_explain.render.views.stages import load_stages, stages_view
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
@@ -30,6 +31,7 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> V
     """Each hit with its text and its `top` strongest pairs. Pending explanations are computed, in one batch."""
     hits = tuple(hits)
     load(hit.handle for hit in hits)
+    load_stages(hits)
     shown = [None if hit.explanation is None else in_unit(hit.explanation, by) for hit in hits]
     explained = [one for one in shown if one is not None]
     scales = _scales(explained)
@@ -46,7 +48,7 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> V
             tint, bar = scales[why.method]
             unseen, text = unread(why, None if why.query is None else "document"), words(why, "document", tint)
             body = *unseen, text, *figures(why), *trust(why), *warnings(why), *pairs(why, _PAIRS, bar, brief=top)
-        sections.append(Section(body, hit.id, hit.rank, sentences.facts(hit)))
+        sections.append(Section((*stages_view(hit), *body), hit.id, hit.rank, sentences.facts(hit)))
     return (*sections, _notes(explained, scales)) if hits else (Section((Line("no hits"),)),)
 
 

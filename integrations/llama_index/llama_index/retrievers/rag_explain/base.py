@@ -15,7 +15,7 @@ from llama_index.core.indices.vector_store.retrievers import VectorIndexRetrieve
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
-from llama_index.retrievers.rag_explain._internals import query_mode, retriever_index
+from llama_index.retrievers.rag_explain._internals import query_mode, retriever_index, search_options
 from llama_index.retrievers.rag_explain.nested import (
     loose_encoders,
     retriever_encoder,
@@ -45,6 +45,7 @@ from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
+    Diversity,
     Encoder,
     Encoders,
     Engine,
@@ -130,6 +131,7 @@ class ExplainingRetriever(BaseRetriever):
             metric=metric if is_plain else UNKNOWN,
             surrogate=retriever_reason(self._surrogate, _surrogate(base)),
             name=type(base).__name__,
+            diversity=_diversity(base),
         )
 
     def _read(self) -> Search:
@@ -254,6 +256,14 @@ def _known(node: NodeWithScore, inner: InnerHits) -> Hit | None:
     if own is not None and own.status != "skipped":
         return own
     return inner.find((node.node.hash,)) if inner else None
+
+
+def _diversity(base: BaseRetriever) -> Diversity | None:
+    """How a retriever over vectors weighs relevance against redundancy, where it does."""
+    if type(base) is not VectorIndexRetriever or query_mode(base) != VectorStoreQueryMode.MMR:
+        return None
+    told = search_options(base).get("mmr_threshold")
+    return Diversity(0.5 if told is None else float(told), "last")
 
 
 def _surrogate(base: BaseRetriever) -> str | None:

@@ -18,7 +18,7 @@ from rag_explain import Explanation, Hit
 from rag_explain.errors import InvalidInput
 from rag_explain.log import LogSource, explain_again
 from rag_explain.results.hits import Hits
-from rag_explain.retrieval import UNNAMED, RetrievedDocument, same_score, scored
+from rag_explain.retrieval import UNNAMED, RetrievedDocument, reranked, same_score, scored
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Unit
 
@@ -37,7 +37,7 @@ class ExplainedNode(NodeWithScore):
     """
 
     _hit: Hit | None = PrivateAttr(default=None)
-    _scored_by: str | None = PrivateAttr(default=None)  # what set the score after this node was made
+    _scored_by: Any = PrivateAttr(default=None)  # what set the score after this node was made
 
     @classmethod
     def beside(cls, node: NodeWithScore, hit: Hit | None) -> ExplainedNode:
@@ -63,7 +63,10 @@ class ExplainedNode(NodeWithScore):
                 "get_explanation(node, query=..., log=...) looks up what was logged"
             )
         score = score_of(self)
-        return self._hit if same_score(score, self._hit.score) else scored(self._hit, self._scored_by or UNNAMED, score)
+        if same_score(score, self._hit.score):
+            return self._hit
+        handle = reranked(self._scored_by, self._hit.query, embedded(self.node))
+        return scored(self._hit, _name(self._scored_by), score, handle)
 
     @property
     def explanation(self) -> Explanation | None:
@@ -122,18 +125,22 @@ def last_stage(nodes: Sequence[NodeWithScore], hits: Sequence[Hit | None]) -> st
     """What gave nodes other scores than their hits have, as far as they can tell."""
     for node, hit in zip(nodes, hits, strict=True):
         if isinstance(node, ExplainedNode) and hit is not None and not same_score(score_of(node), hit.score):
-            return node._scored_by or UNNAMED
+            return _name(node._scored_by)
     return UNNAMED
 
 
-def _caller() -> str | None:
-    """The class of the innermost postprocessor or retriever that is at work in this thread."""
+def _name(owner: object) -> str:
+    return UNNAMED if owner is None else type(owner).__name__
+
+
+def _caller() -> BaseNodePostprocessor | BaseRetriever | None:
+    """The innermost postprocessor or retriever that is at work in this thread."""
     frame = inspect.currentframe()
     for _ in range(_FRAMES):
         if frame is None:
             break
         if isinstance(owner := frame.f_locals.get("self"), BaseNodePostprocessor | BaseRetriever):
-            return type(owner).__name__
+            return owner
         frame = frame.f_back
     return None
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -119,6 +120,12 @@ def found_of(node: NodeWithScore) -> Found:
     return Found((node.node.hash, node.node.node_id), score_of(node), carried(node), node)
 
 
+def _is_part(one: Found, whole: Found) -> bool:
+    """Whether a node is a chunk of another one."""
+    parent = one.item.node.parent_node
+    return parent is not None and parent.node_id == whole.item.node.node_id
+
+
 @contextmanager
 def listening(base: BaseRetriever) -> Iterator[list[Run]]:
     """Hears what runs inside; what `base` itself did is the first of the list once it has answered."""
@@ -211,11 +218,10 @@ class Told:
         run = runs[0]
 
         def stages(index: int, handle: Deferred[Explanation]) -> tuple[Stage, ...]:
-            own = partial(self._handle, search, query, batches, handle)
-            reader.handle = own
-            return reader.stages(run, index + 1, found[index])
+            own = replace(reader, handle=partial(self._handle, search, query, batches, handle))
+            return own.stages(run, index + 1, found[index])  # hits are read by any thread
 
-        reader = Reader(query, combination, self._metric)
+        reader = Reader(query, combination, self._metric, is_part=_is_part)
         return stages
 
     def _metric(self, run: Run) -> str:
