@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +39,8 @@ from rag_explain.encoder.model import check_hidden
 from rag_explain.encoder.pair_reading import Pairs
 from rag_explain.encoder.probing import tolerance
 from rag_explain.errors import CheckFailed, InvalidInput, UnsupportedModel, whole_number
-from rag_explain.linear import JACOBIAN, LRP, AffineMap, Recorder, Rules
+from rag_explain.linear import JACOBIAN, AffineMap, Recorder
+from rag_explain.methods.bilrp import known_rules
 from rag_explain.methods.base import ExplainedPair, Method, explained, to_numpy
 from rag_explain.methods.frozen import freeze
 from rag_explain.results.notices import METHOD, Notice
@@ -62,23 +63,30 @@ _POSITIONS = 2048
 class PairRelevance(Method):
     """`lrp`: each token's relevance for the logit, and what tokens of one text read from those of the other.
 
+    `rules` are those of `bilrp` (default), or AttnLRP's; a bias is counted for the token at whose position it enters.
     `cut` is the block at whose input pairs are formed; None: the middle one.
     """
 
     name = "lrp"
     has_factors = False
     linear = False
-    rules: Rules = LRP
-    computes_rest = True
-    options = ("cut",)
+    computes_rest: ClassVar[bool] = True
 
-    def __init__(self, scorer: Scorer, layer: int | None = None, *, cut: int | None = None) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        layer: int | None = None,
+        *,
+        rules: Literal["lrp", "attnlrp"] = "lrp",
+        cut: int | None = None,
+    ) -> None:
         self.encoder = scorer.pair_encoder  # refused in words by a scorer that has none
         assert isinstance(scorer, CrossEncoder)
         self.scorer: CrossEncoder = scorer
         super().__init__(scorer, layer)
         if self.encoder.n_blocks < 2:
             raise UnsupportedModel(f"{self.encoder.name} has one block, and pairs are formed between two")
+        self.rules = known_rules(rules)
         self.cut = self.encoder.n_blocks // 2 if cut is None else whole_number(cut, "cut")
         if not 0 < self.cut < self.encoder.n_blocks:
             raise InvalidInput(f"cut must be between 1 and {self.encoder.n_blocks - 1} for this model, not {cut}")
@@ -86,7 +94,8 @@ class PairRelevance(Method):
     @property
     def settings(self) -> dict[str, Any]:
         label = self.scorer.label_name
-        return {**super().settings, **({} if label is None else {"label": label})}
+        settings = {"rules": self.rules.name, "cut": self.cut}
+        return settings if label is None else {**settings, "label": label}
 
     @property
     def asks_whole(self) -> bool:
@@ -155,6 +164,8 @@ class PairRelevance(Method):
         """
         count = int(numbers.max()) + 1
         cells = slopes.new_zeros(count, *numbers.shape)
+        if not count:  # an empty query
+            return cells
         for start, images in lower.images(numbers, self.max_bytes):
             stop = min(start + len(images), count)  # the rest is no token's
             cells[start:stop] += (images[: stop - start] * slopes).sum(dim=-1)
@@ -225,5 +236,12 @@ class PairGradient(PairRelevance):
     """`gradient-input`: the same without rules. The rest is what remains, so that the sum checks nothing."""
 
     name = "gradient-input"
-    rules = JACOBIAN
     computes_rest = False
+
+    def __init__(self, scorer: Scorer, layer: int | None = None, *, cut: int | None = None) -> None:
+        super().__init__(scorer, layer, cut=cut)
+        self.rules = JACOBIAN
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in super().settings.items() if name != "rules"}
