@@ -27,10 +27,8 @@ import measures
 import numpy as np
 from rich.console import Console
 
-from rag_explain import Explainer, Explanation
+from rag_explain import Explainer
 from rag_explain.scorers import CrossEncoder
-
-Values = dict[tuple[str, str], dict[str, list[float]]]
 
 
 def main() -> None:
@@ -46,7 +44,7 @@ def main() -> None:
     Console(width=150).print(choices.table(rows))
     if options.json:
         result = {
-            "command": f"nice -n 15 python benchmarks/cross_encoder.py --data FOLDER --model MODEL --pairs {options.pairs}",
+            "command": f"python benchmarks/cross_encoder.py --data FOLDER --model MODEL --pairs {options.pairs}",
             "model": "all-MiniLM-L6-v2, fine-tuned by examples/train_cross_encoder.py",
             "versions": {name: version(name) for name in choices.PACKAGES},
             "bounds": f"95 %, {measures.RESAMPLES} resamples of the pairs, seed {measures.SEED}",
@@ -69,8 +67,9 @@ def deletion(scorer: CrossEncoder, options: argparse.Namespace) -> list[dict[str
             words = len(explained["lrp"].document_tokens)
             if score <= 0.5 or words < 2:
                 continue
-            orders = {label: order(one, measures.over_whole_query(one)) for label, one in explained.items()}
-            orders["pairs"] = order(explained["lrp"], measures.over_query_words(explained["lrp"]))
+            values = {label: measures.over_whole_query(one) for label, one in explained.items()}
+            values["pairs"] = measures.over_query_words(explained["lrp"])
+            orders = {label: measures.largest_first(one) for label, one in values.items()}
             orders["random"] = generator.permutation(words).tolist()
             for label, one in orders.items():
                 left = measures.deletions(explained["lrp"], one, measures.every_count(words))
@@ -79,10 +78,6 @@ def deletion(scorer: CrossEncoder, options: argparse.Namespace) -> list[dict[str
             if len(areas["lrp"]) == options.pairs:
                 break
     return [choices.row("stsb", "deletion area", areas, "lrp")]
-
-
-def order(explanation: Explanation, values: measures.Values) -> list[int]:
-    return measures.largest_first(values)
 
 
 def alignment(scorer: CrossEncoder, options: argparse.Namespace) -> list[dict[str, object]]:

@@ -40,8 +40,8 @@ from rag_explain.encoder.pair_reading import Pairs
 from rag_explain.encoder.probing import tolerance
 from rag_explain.errors import CheckFailed, InvalidInput, UnsupportedModel, whole_number
 from rag_explain.linear import JACOBIAN, AffineMap, Recorder
-from rag_explain.methods.bilrp import known_rules
 from rag_explain.methods.base import ExplainedPair, Method, explained, to_numpy
+from rag_explain.methods.bilrp import known_rules
 from rag_explain.methods.frozen import freeze
 from rag_explain.results.notices import METHOD, Notice
 from rag_explain.scorers.base import Scorer

@@ -76,6 +76,12 @@ class CrossEncoder(EncoderScorer):
             notices=tuple(side.notices for side in sides),
         )
 
+    def embed(self, passages: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
+        raise InvalidInput(
+            f"{self.name} reads both texts at once and gives no vector per text, neither for an index nor for a method "
+            f"that compares vectors: use {self._own_methods}"
+        )
+
     def score(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:
         return self.chosen(self.logits(query, documents)).cpu().numpy().astype(np.float64)
 

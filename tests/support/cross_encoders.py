@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +17,37 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.models import ARCHITECTURES, tokenizer
 
+with warnings.catch_warnings():
+    # transformers marks functions of DeBERTa by what torch will not have any more.
+    warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=DeprecationWarning)
+    importlib.import_module("transformers.models.deberta_v2.modeling_deberta_v2")
+
 # The head of each architecture, and how its tokenizer frames a pair.
-_ANCIENT, _ROBERTA = (
-    ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
-    ("[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]"),
-)
+_BERT = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
+_ROBERTA = "[CLS] $A [SEP]", "[CLS] $A [SEP] [SEP] $B [SEP]"
 HEADS: dict[str, tuple[str, tuple[str, str] | None]] = {
-    "bert": ("BertForSequenceClassification", _ANCIENT),
+    "bert": ("BertForSequenceClassification", _BERT),
     "roberta": ("RobertaForSequenceClassification", _ROBERTA),
     "xlm-roberta": ("XLMRobertaForSequenceClassification", _ROBERTA),
-    "electra": ("ElectraForSequenceClassification", _ANCIENT),
-    "distilbert": ("DistilBertForSequenceClassification", _ANCIENT),
-    "deberta-v2": ("DebertaV2ForSequenceClassification", _ANCIENT),
-    "modernbert": ("ModernBertForSequenceClassification", _ANCIENT),
+    "electra": ("ElectraForSequenceClassification", _BERT),
+    "distilbert": ("DistilBertForSequenceClassification", _BERT),
+    "deberta-v2": ("DebertaV2ForSequenceClassification", _BERT),
+    "modernbert": ("ModernBertForSequenceClassification", _BERT),
     "qwen3": ("Qwen3ForSequenceClassification", None),
     "qwen3-chat": ("Qwen3ForCausalLM", None),
 }
 _DEBERTA = {
-    **{"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32},
-    **{"max_position_embeddings": 128, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-    **{"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True, "type_vocab_size": 0},
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 128,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "type_vocab_size": 0,
 }
 CHAT = (
     "the judge looked at this: "

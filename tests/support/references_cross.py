@@ -67,9 +67,8 @@ def matrix(tokens: Tensor, rest: Tensor, read: Tensor, query: Sequence[int], doc
 
 def _split(slopes: Sequence[Tensor | None], values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Gradient x input by position, and of what has no position."""
-    found = [
-        (slope * value).sum(dim=-1).detach() for slope, value in zip(slopes, values, strict=True) if slope is not None
-    ]
+    used = [(slope, value) for slope, value in zip(slopes, values, strict=True) if slope is not None]
+    found = [(slope * value).sum(dim=-1).detach() for slope, value in used]
     length = values[0].shape[1]
     tokens = sum((one[0] for one in found if one.ndim == 2), torch.zeros(length, dtype=values[0].dtype))
     rest = sum((one[0] for one in found if one.ndim == 1), torch.zeros((), dtype=values[0].dtype))
