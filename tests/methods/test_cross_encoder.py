@@ -241,7 +241,7 @@ def test_contrast_and_compare_are_of_logits() -> None:
     contrast = explainer.contrast(QUERY, *DOCUMENTS[:2])
     assert contrast.difference == pytest.approx(contrast.got.score - contrast.wanted.score)
     compared = explainer.compare(QUERY, DOCUMENTS[0])
-    assert [one.label for one in compared.rows] == ["lrp", "gradient-input"]
+    assert [one.method for one in compared.rows] == ["lrp", "gradient-input"]
     assert all(one.explanation is not None for one in compared.rows)
     labels = Explainer(cross("bert", LABELS), label=0)
     pairs = labels.compare(QUERY, DOCUMENTS[0], [{"method": "lrp", "label": f"label {n}"} for n in range(LABELS)])
