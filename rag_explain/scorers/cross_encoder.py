@@ -45,11 +45,11 @@ class CrossEncoder(EncoderScorer):
         choice = f"choose one of its {len(names)} labels by label=: {', '.join(names)}"
         if label is None:
             raise InvalidInput(f"{self.name} gives a logit for each label: {choice}")
-        number = label if isinstance(label, int) else names.index(label) if label in names else -1
-        if isinstance(label, bool) or not 0 <= number < len(names):
+        numbers = {str(at): at for at in range(len(names))} | {name: at for at, name in enumerate(names)}
+        if isinstance(label, bool) or not isinstance(label, int | str) or str(label) not in numbers:
             raise InvalidInput(f"{self.name} has no label {label!r}: {choice}")
         chosen = copy.copy(self)
-        chosen.label = number
+        chosen.label = label if isinstance(label, int) else numbers[label]
         return chosen
 
     @property
