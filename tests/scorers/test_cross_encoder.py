@@ -151,11 +151,21 @@ def test_a_model_that_was_changed_is_refused(name: str) -> None:
         explainer.explain(QUERY, DOCUMENTS[0])
 
 
+def test_another_chat_template_is_another_model() -> None:
+    model = cross("qwen3-chat")
+    explainer = Explainer(model)
+    model[0].tokenizer.chat_template += " "
+    with pytest.raises(ModelChanged, match="chat_template"):
+        explainer.explain(QUERY, DOCUMENTS[0])
+    assert Explainer(model).scorer.fingerprint != resolve(cross("qwen3-chat")).fingerprint
+
+
 def test_what_cannot_matter_is_passed_over() -> None:
     model = cross("bert")
     explainer = Explainer(model)
     before = explainer.scorer.fingerprint
     model.step_that_nothing_reads = 1
+    model[0].tokenizer.chat_template = "which this model does not read"
     model.predict([(QUERY, DOCUMENTS[0])])
     assert explainer.explain(QUERY, DOCUMENTS[0]).fingerprint == before
 
