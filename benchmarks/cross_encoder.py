@@ -63,17 +63,22 @@ def deletion(scorer: CrossEncoder, options: argparse.Namespace) -> list[dict[str
     with choices.progress("deletion", options.pairs) as advance:
         for query, document, _ in data_sets.shuffled(found):
             score = float(scorer.returned(query, [document])[0])
+            if score <= 0.5:
+                continue
             explained = {label: one.explain(query, document, unit="word") for label, one in explainers.items()}
             words = len(explained["lrp"].document_tokens)
-            if score <= 0.5 or words < 2:
+            if words < 2:
                 continue
             values = {label: measures.over_whole_query(one) for label, one in explained.items()}
             values["pairs"] = measures.over_query_words(explained["lrp"])
             orders = {label: measures.largest_first(one) for label, one in values.items()}
             orders["random"] = generator.permutation(words).tolist()
-            for label, one in orders.items():
-                left = measures.deletions(explained["lrp"], one, measures.every_count(words))
-                areas[label].append(measures.area([score, *scorer.returned(query, left)]))
+            counts = measures.every_count(words)
+            left = {label: measures.deletions(explained["lrp"], one, counts) for label, one in orders.items()}
+            texts = list(dict.fromkeys(text for several in left.values() for text in several))
+            scores = dict(zip(texts, scorer.returned(query, texts).tolist(), strict=True))
+            for label, several in left.items():
+                areas[label].append(measures.area([score, *(scores[text] for text in several)]))
             advance()
             if len(areas["lrp"]) == options.pairs:
                 break
