@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rag_explain import _torch
 from rag_explain.encoder.model import Encoder
 from rag_explain.linear import LRP
 from rag_explain.methods.frozen import freeze
@@ -22,6 +23,8 @@ def test_torchs_formulas_are_applied_to_every_product() -> None:
     assert operations(lambda: a @ b) == 2 * 3 * 4 * 5
     assert operations(lambda: torch.autograd.grad((a @ b).sum(), a)) == 2 * 2 * 3 * 4 * 5
     assert operations(lambda: torch.nn.functional.linear(a, b.T, b[0])) == 2 * 3 * 4 * 5
+    if _torch.has_onednn(a):
+        assert operations(lambda: _torch.onednn_product(a, b)) == 2 * 3 * 4 * 5
 
 
 @torch.no_grad()

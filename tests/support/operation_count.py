@@ -13,6 +13,14 @@ from rag_explain import _torch
 from tests.support.references import rows_by_dimension, ruled_copy
 
 
+def _by_onednn(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    """What torch does not know: its formulas are of `aten` alone."""
+    return 2 * left.numel() * len(right)
+
+
+_FORMULAS: dict[Any, Any] = {**flop_registry, torch.ops.mkldnn._linear_pointwise: _by_onednn}
+
+
 class _Counter(_torch.DispatchMode):
     """Adds up the matrix products by torch's own formulas. (torch's `FlopCounterMode` does not run `autograd.grad`.)"""
 
@@ -22,7 +30,7 @@ class _Counter(_torch.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        formula = flop_registry.get(func.overloadpacket)
+        formula = _FORMULAS.get(func.overloadpacket)
         if formula is None and _torch.is_composite(func):
             with self:
                 return _torch.decompose(func, args, kwargs)
