@@ -109,7 +109,7 @@ def test_a_compiled_module_runs_its_own_forward_again():
 def test_onednn_multiplies_in_any_layout_as_torch_does():
     generator = torch.Generator().manual_seed(3)
     wide = torch.randn(40, 60, generator=generator)
-    for left in (wide, wide[:, :20], wide[:, ::3], wide.T, wide[:1], wide[:0], wide[0].expand(9, -1), wide[:1].view(1, 60)):
+    for left in (wide, wide[:, :20], wide[:, ::3], wide.T, wide[:1], wide[:0], wide[0].expand(9, -1)):
         for right in (torch.randn(left.shape[1], 7, generator=generator), wide[:, : left.shape[1]].T):
             exact = left.double() @ right.double()
             assert torch.allclose(_torch.onednn_product(left, right).double(), exact, rtol=1e-5, atol=1e-5)
