@@ -133,7 +133,9 @@ class Structure:
         operations: list[Operation] = []
         for index, found in self._attributes:
             operation = self._template.operations[index]
-            operations.append(operation.at({name: memory[slot.number] for name, slot in found.items()}))
+            if found:
+                operation = operation.at({name: memory[slot.number] for name, slot in found.items()})
+            operations.append(operation)
         return self._template.like(operations, memory[self._hidden.number], memory[self._embedding.number])
 
     def agrees(self, frozen: AffineMap, tokens: Tensor) -> bool:
