@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ class _Counter(_torch.DispatchMode):
         super().__init__()
         self.total = 0
 
+    def see(self, product: Callable[[], object], shapes: Hashable) -> None:
+        """Told of every product that was counted."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula = _FORMULAS.get(func.overloadpacket)
@@ -37,7 +41,25 @@ class _Counter(_torch.DispatchMode):
         out = func(*args, **kwargs)
         if formula is not None:
             self.total += formula(*args, **kwargs, out_val=out)
+            shapes = tuple(tuple(one.shape) for one in args if isinstance(one, torch.Tensor))
+            self.see(partial(func, *args, **kwargs), (func, shapes))
         return out
+
+
+class _Keeper(_Counter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[tuple[Callable[[], object], Hashable]] = []
+
+    def see(self, product: Callable[[], object], shapes: Hashable) -> None:
+        self.products.append((product, shapes))
+
+
+def products(run: Callable[[], object]) -> list[tuple[Callable[[], object], Hashable]]:
+    """The matrix products in `run`, each to be done again, with what it is and the shapes that it has."""
+    with _Keeper() as keeper:
+        run()
+    return keeper.products
 
 
 def operations(run: Callable[[], object]) -> int:
