@@ -86,7 +86,7 @@ def written(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
 
 def has_onednn(x: Tensor) -> bool:
     """Whether oneDNN is there for a product with this matrix, and people have not switched it off."""
-    return x.is_cpu and x.dtype == torch.float32 and torch.backends.mkldnn.enabled and _HAS_ONEDNN
+    return x.is_cpu and x.dtype == torch.float32 and _HAS_ONEDNN and bool(torch.backends.mkldnn.enabled)
 
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
