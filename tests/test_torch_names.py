@@ -109,8 +109,10 @@ def test_a_compiled_module_runs_its_own_forward_again():
 def test_onednn_multiplies_in_any_layout_as_torch_does():
     generator = torch.Generator().manual_seed(3)
     wide = torch.randn(40, 60, generator=generator)
-    for left in (wide, wide[:, :20], wide[:, ::3], wide.T, wide[:1], wide[:0], wide[0].expand(9, -1)):
-        for right in (torch.randn(left.shape[1], 7, generator=generator), wide[:, : left.shape[1]].T):
+    deep = wide.view(5, 8, 60)
+    flat = (wide, wide[:, :20], wide[:, ::3], wide.T, wide[:1], wide[:0], wide[0].expand(9, -1))
+    for left in (*flat, deep, deep.transpose(0, 1), deep[:1].expand(3, -1, -1)):
+        for right in (torch.randn(left.shape[-1], 7, generator=generator), wide[:, : left.shape[-1]].T):
             exact = left.double() @ right.double()
             assert torch.allclose(_torch.onednn_product(left, right).double(), exact, rtol=1e-5, atol=1e-5)
 
