@@ -10,8 +10,11 @@ queries return.
   cold     the same with nothing kept
 
 Rounds are interleaved, so that a machine busy with other things is so for all of them; figures are medians, by length
-of the query in tokens. nDCG@10 is that of the whole set of queries, with and without the wrapper. With --cpu-time one
-thread is timed by the processor time that it got. --keep FOLDER keeps embeddings and factors for the next run.
+of the query in tokens. Of a warm search it also says what its parts take: the frozen forward pass, which embeds it
+too, the push of one tangent per word, and all else (the index, hits, kept factors, comparisons); and what the matrix
+products of the first two take alone. nDCG@10 is that of the whole set of queries, with and without the wrapper. With
+--cpu-time one thread is timed by the processor time that it got. --keep FOLDER keeps embeddings and factors for the
+next run.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +43,7 @@ from rag_explain.encoder.loading import DEFAULT_MODEL, packaged_path
 from rag_explain.faiss import FaissRetriever
 from rag_explain.store import Store
 from rag_explain.texts.passage import as_passage, as_passages
-from tests.support.operation_count import operations
+from tests.support.operation_count import operations, products
 
 TOP = 10
 LENGTHS = ((1, 13), (14, 20), (21, 64))
@@ -101,7 +106,7 @@ def main() -> None:
     returned = {hit.id for query in measured for hit in retriever.search(query, TOP, explain="off")}
     print(explainer.precompute([collection.documents[name] for name in returned], progress=False), flush=True)
     result["lengths"] = [
-        measure(length, queries, plain, retriever, arguments.rounds, model) for length, queries in chosen.items()
+        measure(length, queries, plain, retriever, arguments.rounds) for length, queries in chosen.items()
     ]
     result["off_overhead_ms"] = statistics.median(row["off_ms"] - row["plain_ms"] for row in result["lengths"])
     print(f"explanations off: {result['off_overhead_ms']:+.2f} ms per call against plain")
@@ -144,62 +149,98 @@ def measure(
     plain: Callable[[str], list[str]],
     retriever: FaissRetriever,
     rounds: int,
-    model: SentenceTransformer,
 ) -> dict[str, Any]:
     """Medians over queries and rounds of what each way takes, in milliseconds; each round does all of them in turn."""
-    taken: dict[str, list[float]] = {"plain": [], "off": [], "warm": [], "cold": []}
+    taken: dict[str, list[float]] = {name: [] for name in ("plain", "off", "warm", "forward", "push", "cold")}
     for query in queries:
         retriever.search(query, TOP, explain="eager")  # factors that were kept on disk come to memory
-    for number in range(rounds):
-        for query in queries:
-            taken["plain"].append(Watch.time(lambda query=query: plain(query))[0])  # type: ignore[misc]
-            taken["off"].append(Watch.time(lambda query=query: retriever.search(query, TOP, explain="off"))[0])  # type: ignore[misc]
-            retriever.explainer.close()  # forgets queries; the store was given open and stays so
+    for number, query in ((number, query) for number in range(rounds) for query in queries):
+        taken["plain"].append(Watch.time(lambda query=query: plain(query))[0])  # type: ignore[misc]
+        taken["off"].append(Watch.time(lambda query=query: retriever.search(query, TOP, explain="off"))[0])  # type: ignore[misc]
+        retriever.explainer.close()  # forgets queries; the store was given open and stays so
+        with watched(retriever.explainer.method) as parts:
             seconds, hits = Watch.time(lambda query=query: retriever.search(query, TOP, explain="eager"))  # type: ignore[misc]
-            assert all(hit.explanation.provenance["path"] == "memory" for hit in hits)
-            taken["warm"].append(seconds)
-            if number == 0:
-                taken["cold"].append(cold(retriever, query))
+        taken["forward"] += parts["forward"]
+        taken["push"] += parts["push"]
+        assert all(hit.explanation.provenance["path"] == "memory" for hit in hits)
+        taken["warm"].append(seconds)
+        if number == 0:
+            taken["cold"].append(cold(retriever, query))
     row = {f"{name}_ms": 1000 * statistics.median(values) for name, values in taken.items()}
     ratios = {f"{name}_ratio": row[f"{name}_ms"] / row["plain_ms"] for name in ("warm", "cold")}
     print(f"{length[0]:>2} to {length[1]} tokens ({len(queries)} queries): plain {row['plain_ms']:.1f} ms, "
           f"off {row['off_ms']:.1f} ms, warm {row['warm_ms']:.0f} ms ({ratios['warm_ratio']:.1f}x), "
           f"cold {row['cold_ms']:.0f} ms ({ratios['cold_ratio']:.0f}x)")  # fmt: skip
-    possible = limit(model, retriever.explainer, queries, row["plain_ms"])
+    row["rest_ms"] = row["warm_ms"] - row["forward_ms"] - row["push_ms"]
+    possible = arithmetic(retriever.explainer, queries, row)
     return {"tokens": list(length), "queries": len(queries), **row, **ratios, **possible}
 
 
-@torch.inference_mode()
-def limit(
-    model: SentenceTransformer, explainer: Explainer, queries: Sequence[str], plain_ms: float
-) -> dict[str, float]:
-    """What the factors of these queries take at least on this machine."""
-    encode, factors, rows, rates = [], [], [], []
-    for query in queries:
-        batch = explainer.scorer.read([as_passage(query)], "query")
-        encode.append(operations(lambda query=query: model.encode_query([query], show_progress_bar=False)))  # type: ignore[misc]
-        # Counted where it runs on its own: the counter and the tape of a recording would each see the other.
-        for _ in range(3):  # from the third of a length on, nothing is recorded
-            explainer.method.prepare(batch, "word")
-        factors.append(operations(lambda batch=batch: explainer.method.prepare(batch, "word")))  # type: ignore[misc]
-        made = explainer.method.prepare(batch, "word")
-        rows.append(len(made.rows) * len(batch.tokens[0]))
-    weight = max((one.weight for one in model.modules() if isinstance(one, torch.nn.Linear)), key=torch.numel).detach()
-    for number in (1, 2, 4):
-        left, right = torch.randn(number * int(statistics.median(rows)), weight.shape[1]), weight.T.contiguous()
-        seconds = min(Watch.time(lambda left=left, right=right: left @ right)[0] for _ in range(50))  # type: ignore[misc]
-        rates.append(2 * len(left) * right.numel() / seconds)
-    least = 1000 * statistics.median(factors) / max(rates)
-    found = {
-        "encode_mflop": statistics.median(encode) / 1e6,
-        "factors_mflop": statistics.median(factors) / 1e6,
-        "gflop_per_second": max(rates) / 1e9,
-        "least_ms": least,
-        "least_ratio": 1 + least / plain_ms,
-    }
-    print(f"   encoding {found['encode_mflop']:.0f} MFLOP, factors {found['factors_mflop']:.0f} MFLOP; at "
-          f"{found['gflop_per_second']:.0f} GFLOP/s {least:.0f} ms at least: {found['least_ratio']:.1f}x")  # fmt: skip
+@contextmanager
+def watched(method: Any) -> Iterator[dict[str, list[float]]]:
+    """What the two parts of factors take while they are computed in searches, by name."""
+    taken: dict[str, list[float]] = {"forward": [], "push": []}
+
+    def timed(name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        seconds, result = Watch.time(lambda: call(*args, **kwargs))
+        taken[name].append(seconds)
+        return result
+
+    def freeze(batch: Any) -> Any:
+        frozen, embeddings = timed("forward", type(method).freeze, method, batch)
+        if batch.role == "query":
+            frozen.rows = partial(timed, "push", frozen.rows)
+        else:
+            taken["forward"].pop()
+        return frozen, embeddings
+
+    method.freeze = freeze
+    try:
+        yield taken
+    finally:
+        del method.freeze
+
+
+def arithmetic(explainer: Explainer, queries: Sequence[str], row: dict[str, float]) -> dict[str, float]:
+    """What the matrix products of the parts take alone, medians over queries.
+
+    They are the products that occur, in the shapes that occur, each done again by itself: nothing that computes the
+    same by them is faster.
+    """
+    each = [products_of(explainer, query) for query in queries]
+    found = {name: statistics.median(one[name] for one in each) for name in each[0]}
+    found["push_gflop_per_second"] = found["push_mflop"] / found["push_products_ms"]
+    found["least_ratio"] = 1 + found["push_products_ms"] / row["plain_ms"]
+    for name in ("forward", "push"):
+        print(f"   {name} {row[f'{name}_ms']:.1f} ms, of which {found[f'{name}_products_ms']:.1f} ms are "
+              f"{found[f'{name}_mflop']:.0f} MFLOP of products")  # fmt: skip
+    print(f"   all else {row['rest_ms']:.1f} ms; plain retrieval and the products of {found['tangents']:.0f} tangents, "
+          f"at {found['push_gflop_per_second']:.0f} GFLOP/s, are {found['least_ratio']:.1f}x")  # fmt: skip
     return found
+
+
+@torch.inference_mode()
+def products_of(explainer: Explainer, query: str) -> dict[str, float]:
+    """The products in one query's factors: how many operations they are, and the least that they took of many times."""
+    method: Any = explainer.method
+    batch = explainer.scorer.read([as_passage(query)], "query")
+    units, groups = batch.groups("word")
+    for _ in range(3):  # from the third of a length on, nothing is recorded
+        frozen, _ = method.freeze(batch)
+    parts = {"forward": lambda: method.freeze(batch), "push": lambda: frozen.rows(method.max_bytes, groups=groups)}
+    found: dict[str, float] = {"tangents": len(units[0])}
+    for name, run in parts.items():
+        found[f"{name}_mflop"] = operations(run) / 1e6
+        alike: dict[Any, list[Callable[[], object]]] = {}
+        for product, shapes in products(run):
+            alike.setdefault(shapes, []).append(product)
+        # Those of all layers one after the other, each with its own weights.
+        found[f"{name}_products_ms"] = sum(1000 * least(same) for same in alike.values())
+    return found
+
+
+def least(calls: Sequence[Callable[[], object]]) -> float:
+    return min(Watch.time(lambda: [call() for call in calls])[0] for _ in range(30))
 
 
 def cold(retriever: FaissRetriever, query: str) -> float:

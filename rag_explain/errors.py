@@ -93,6 +93,8 @@ def first_line(error: Exception) -> str:
 
 def whole_number(value: object, name: str) -> int:
     """The value as an int, of numpy's kinds too; anything but a whole number is refused."""
+    if type(value) is int:  # every passage is asked for two: a protocol is slow to ask
+        return value
     if not isinstance(value, bool) and isinstance(value, SupportsIndex):
         try:
             return operator.index(value)

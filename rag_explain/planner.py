@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from math import ceil
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import BudgetSpent, EmbedderStopped, InvalidInput, StoreError, first_line
@@ -56,6 +57,8 @@ class DocumentPlanner:
     def __init__(self, scorer: Scorer, method: Method, store: Store, policy: SkiRental | None = None) -> None:
         self._scorer, self._method, self._store = scorer, method, store
         self._policy = SkiRental() if policy is None else policy
+        # By fingerprint and text, as long as the store has them: what was explained is compared at once.
+        self._lately: WeakValueDictionary[tuple[str, Passage], Factors] = WeakValueDictionary()
         self._identity = lru_cache(8)(lambda fingerprint: store.identify(fingerprint, scorer.probes, scorer.tolerance))
 
     def explain(
@@ -72,6 +75,7 @@ class DocumentPlanner:
         start = time.perf_counter()
         kept = self._find(passages, ids, query.fingerprint, unit)
         seconds = (time.perf_counter() - start) / len(passages)
+        self._lately.update({(query.fingerprint, one): item.placed.factors for one, item in kept.items()})
         pairs = self._warm(query, {passage: (item, seconds) for passage, item in kept.items()})
         missing = list(dict.fromkeys(passage for passage in passages if passage not in kept))
         if missing:
@@ -241,7 +245,11 @@ class DocumentPlanner:
         """The factors of each document that the store has, in whichever unit; None for the others."""
         if not self._method.has_factors:
             return [None] * len(passages)
-        found = self._find(passages, None, self._scorer.fingerprint, "sentence")
+        fingerprint = self._scorer.fingerprint
+        lately = [self._lately.get((fingerprint, passage)) for passage in passages]
+        if all(factors is not None for factors in lately):
+            return lately
+        found = self._find(passages, None, fingerprint, "sentence")
         return [found[passage].placed.factors if passage in found else None for passage in passages]
 
     def _cold(self, query: Any, batch: Batch, path: str) -> dict[int, ExplainedPair]:

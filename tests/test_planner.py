@@ -310,3 +310,18 @@ def test_every_path_says_the_same_about_what_was_not_read(unit: Unit, tmp_path: 
     expected = [(UNKNOWN, "query"), (UNKNOWN, "document"), (TRUNCATED, "document")]
     assert [(notice.code, notice.side) for notice in found[0].notices] == expected
     assert {one.notices for one in found} == {found[0].notices}
+
+
+def test_what_was_just_explained_is_compared_without_asking_the_store_again(monkeypatch: Any) -> None:
+    explainer = Explainer(tiny("bert"))
+    explainer.precompute(CORPUS, ids=[str(number) for number in range(len(CORPUS))], progress=False)
+    fresh = explainer.document_vectors(CORPUS)
+    explainer.explain_many(QUERY, CORPUS, unit="sentence")
+    asked: list[Any] = []
+    get = explainer.store.get
+    monkeypatch.setattr(explainer.store, "get", lambda *args: asked.append(args) or get(*args))
+    np.testing.assert_array_equal(explainer.document_vectors(CORPUS), fresh)
+    assert not asked
+    explainer.store.forget(["0"])  # nothing of it is kept by what it was explained with
+    np.testing.assert_allclose(explainer.document_vectors(CORPUS), fresh, atol=1e-6)
+    assert asked

@@ -105,6 +105,27 @@ def test_a_compiled_module_runs_its_own_forward_again():
     module(torch.zeros(1, 2))
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
+def test_onednn_multiplies_in_any_layout_as_torch_does():
+    generator = torch.Generator().manual_seed(3)
+    wide = torch.randn(40, 60, generator=generator)
+    deep = wide.view(5, 8, 60)
+    flat = (wide, wide[:, :20], wide[:, ::3], wide.T, wide[:1], wide[:0], wide[0].expand(9, -1))
+    for left in (*flat, deep, deep.transpose(0, 1), deep[:1].expand(3, -1, -1)):
+        for right in (torch.randn(left.shape[-1], 7, generator=generator), wide[:, : left.shape[-1]].T):
+            exact = left.double() @ right.double()
+            assert torch.allclose(_torch.onednn_product(left, right).double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_onednn_is_asked_only_for_what_it_can_do_and_where_it_is_switched_on(monkeypatch):
+    x = torch.zeros(2, 2)
+    assert _torch.has_onednn(x) == torch.backends.mkldnn.is_available()
+    assert not _torch.has_onednn(x.double())
+    assert not _torch.has_onednn(x.to("meta"))
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert not _torch.has_onednn(x)
+
+
 def test_private_names_are_used_nowhere_else():
     folder = Path(rag_explain.__file__).parent
     found = set()

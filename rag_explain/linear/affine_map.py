@@ -76,12 +76,14 @@ class AffineMap:
         entering: Entering | None = None,
     ) -> Tensor:
         """`push` with the memory of a workspace; tangents may be overwritten unless their memory is to be kept."""
-        live = {self._source: tangents}
+        live, places = {self._source: tangents}, {self._source: storage_of(tangents)}
+        kept = None if keep is None else storage_of(keep)
         for operation in self.operations:
             inputs = [live[slot] for slot in operation.inputs]
-            dead = [live.pop(slot) for slot in self._last_use[operation.output] if slot in live]
-            free = _overwritable(dead, live.values() if keep is None else (*live.values(), keep)) if dead else dead
-            spent = [any(tangent is one for one in free) for tangent in inputs] if operation.overwrites else ()
+            dead = [(live.pop(slot), places.pop(slot)) for slot in self._last_use[operation.output] if slot in live]
+            taken = [kept, *places.values(), *(place for _, place in dead)] if dead else []
+            free = [(one, place) for one, place in dead if taken.count(place) == 1 and 0 not in one.stride()]
+            spent = [any(tangent is one for one, _ in free) for tangent in inputs] if operation.overwrites else ()
             out = operation.run(space, spent, *inputs)
             if operation.constant is not None:
                 if enters_at_positions(operation):
@@ -89,9 +91,9 @@ class AffineMap:
                         out = entering.add(operation, out)
                 elif bias is not None:
                     out[bias].add_(operation.constant)
-            live[operation.output] = out
-            for tangent in free:
-                if storage_of(tangent) != storage_of(out):
+            live[operation.output], places[operation.output] = out, storage_of(out)
+            for tangent, place in free:
+                if place != places[operation.output]:
                     space.give(tangent)
         return live[self._output]
 

@@ -1,6 +1,6 @@
 """Biases counted where they enter: into the tangent of the token at their position, or by position on the way back."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
@@ -13,11 +13,12 @@ from rag_explain.linear.owners import Owner
 def find_owners(operations: Sequence[Operation], source: int, texts: int, length: int) -> None:
     """Tell every operation that adds a constant which positions its output belongs to."""
     owners: dict[int, Owner | None] = {source: Owner.of_hidden(texts, length)}
+    known: dict[Hashable, Owner] = {}
     for operation in operations:
         owner = operation.owner_of(*(owners[slot] for slot in operation.inputs))
-        owners[operation.output] = owner
         if operation.constant is not None:
-            operation.owner = owner
+            operation.owner = owner = owner and known.setdefault(owner.content, owner)
+        owners[operation.output] = owner
     if length == 1:
         _disown_pooled(operations)
 
@@ -45,7 +46,7 @@ class Entering:
 
     def __init__(self, groups: Tensor) -> None:
         self._groups, self._flat = groups, groups.cpu().numpy().ravel()
-        self._found: dict[Owner, tuple[int, Tensor, Tensor]] = {}
+        self._found: dict[Hashable, tuple[int, Tensor, Tensor]] = {}
         self.start, self.stop = 0, 0  # the groups whose tangents are on their way
 
     def add(self, operation: Operation, out: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class Entering:
 
     def _rows(self, operation: Operation, owner: Owner, device: torch.device) -> tuple[Tensor, Tensor]:
         """Rows of all tangents, numbered through, that a constant enters; and which rows of the constant these are."""
-        found = self._found.get(owner)
+        found = self._found.get((owner, operation.shape))
         if found is None or found[0] != self.start:
             positions, _ = owner.rows(operation.shape)
             groups = self._flat[positions]
@@ -74,7 +75,7 @@ class Entering:
             rows = (groups[chosen] - self.start) * len(positions) + chosen
             # torch adds rows five times as fast by 32-bit numbers.
             index = torch.as_tensor(rows, dtype=torch.int32 if rows.max(initial=0) < 2**31 else None, device=device)
-            found = self._found[owner] = self.start, index, torch.as_tensor(chosen, device=device)
+            found = self._found[owner, operation.shape] = self.start, index, torch.as_tensor(chosen, device=device)
         return found[1:]
 
 

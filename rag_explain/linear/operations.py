@@ -18,11 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from rag_explain import _torch
 from rag_explain.linear.owners import Owner
 from rag_explain.linear.workspace import Workspace
 
@@ -44,6 +45,12 @@ class Operation:
     constants: Tensor | None = None  # (D, n, k): what each position has of a pooled constant (D, k)
     overwrites: ClassVar[bool] = False  # whether `run` may write into an input that is spent
     scratch: ClassVar[int] = 2  # how many times its output a step may need while it runs
+
+    def at(self, coefficients: dict[str, Any]) -> Self:
+        """This operation with other coefficients; `copy.copy` would take several times as long."""
+        other = object.__new__(type(self))
+        other.__dict__ = {**self.__dict__, **coefficients}
+        return other
 
     def push(self, *tangents: Tensor) -> Tensor:
         """The output's tangent (B, *shape) for tangents of the inputs, which are only read."""
@@ -129,15 +136,10 @@ class Linear(Operation):
     weight: Tensor
 
     def run(self, space: Workspace, spent: Sequence[bool], *tangents: Tensor) -> Tensor:
-        (t,) = tangents
-        out = space.take(t, t.shape[0], *self.shape)
-        torch.mm(t.reshape(-1, t.shape[-1]), self.weight, out=out.view(-1, self.shape[-1]))
-        return out
+        return _product(tangents[0], self.weight, space)
 
     def run_back(self, space: Workspace, spent: bool, cotangent: Tensor) -> tuple[Tensor, ...]:
-        out = space.take(cotangent, *cotangent.shape[:-1], len(self.weight))
-        torch.mm(cotangent.reshape(-1, self.shape[-1]), self.weight.mT, out=out.view(-1, len(self.weight)))
-        return (out,)
+        return (_product(cotangent, self.weight.mT, space),)
 
     def pooled(self, pooling: EarlyPooling, weights: Tensor) -> int | None:
         in_shape = (*self.shape[:-1], len(self.weight))
@@ -145,6 +147,15 @@ class Linear(Operation):
 
     def owner_of(self, *owners: Owner | None) -> Owner | None:
         return owners[0] if owners[0] and owners[0].is_by_row else None
+
+
+def _product(t: Tensor, weight: Tensor, space: Workspace) -> Tensor:
+    """t (..., k) @ weight (k, o)."""
+    if _torch.has_onednn(t):
+        return _torch.onednn_product(t, weight)
+    out = space.take(t, *t.shape[:-1], weight.shape[1])
+    torch.mm(t.reshape(-1, t.shape[-1]), weight, out=out.view(-1, weight.shape[1]))
+    return out
 
 
 @dataclass(eq=False, kw_only=True)

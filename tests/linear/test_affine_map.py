@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rag_explain import _torch
 from rag_explain.encoder.model import Encoder
 from rag_explain.linear import ATTN_LRP, JACOBIAN, LRP
 from rag_explain.methods.frozen import freeze
@@ -19,7 +20,7 @@ def encoder(request: pytest.FixtureRequest):
     model = tiny(request.param)
     encoder = Encoder(model)
     encoder.architecture = ARCHITECTURES[request.param]
-    encoder.model = model
+    encoder.model, encoder.kind = model, request.param
     return encoder
 
 
@@ -48,6 +49,23 @@ def test_rows_equal_one_backward_pass_per_dimension_under_the_rules(encoder, lay
             oracle = lrp_rows(encoder.model, alone, layer, gated=encoder.architecture.gated)
         for rows in (pushed, pulled):
             assert _relative(rows[index, batch.positions(index)], oracle[0]) < encoder.architecture.tolerance
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("enabled", [True, False], ids=["oneDNN", "torch"])
+def test_rows_in_single_precision_are_those_of_the_oracle_in_double(encoder, monkeypatch, enabled):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", enabled)
+    multiply, made = _torch.onednn_product, []
+    monkeypatch.setattr(_torch, "onednn_product", lambda *args: made.append(multiply(*args)) or made[-1])
+    single = Encoder(tiny(encoder.kind, dtype=torch.float32))
+    batch = encoder.read(TEXTS, "document")
+    frozen = freeze(single, single.read(TEXTS, "document"), 0, LRP)[0]
+    for index in range(len(TEXTS)):
+        with torch.enable_grad():
+            oracle = lrp_rows(encoder.model, batch.select([index]).features, 0, gated=encoder.architecture.gated)
+        for rows in (frozen.push_rows()[0], frozen.pull_rows()[0]):
+            assert _relative(rows[index, batch.positions(index)].double(), oracle[0]) < 1e-5
+    assert bool(made) == (enabled and torch.backends.mkldnn.is_available())
 
 
 @torch.no_grad()
@@ -89,7 +107,7 @@ def test_pull_is_the_transpose_of_push(encoder, rules):
 
 @torch.no_grad()
 def test_without_biases_the_rows_alone_sum_to_the_embedding(encoder):
-    model = tiny(next(name for name, a in ARCHITECTURES.items() if a is encoder.architecture))
+    model = tiny(encoder.kind)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.zero_()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rag_explain import _torch
 from rag_explain.encoder.model import Encoder
 from rag_explain.linear import LRP
 from rag_explain.methods.frozen import freeze
 from tests.support.models import TEXTS, tiny
-from tests.support.operation_count import operations, operations_of_the_papers
+from tests.support.operation_count import operations, operations_of_the_papers, products
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,15 @@ def test_torchs_formulas_are_applied_to_every_product() -> None:
     assert operations(lambda: a @ b) == 2 * 3 * 4 * 5
     assert operations(lambda: torch.autograd.grad((a @ b).sum(), a)) == 2 * 2 * 3 * 4 * 5
     assert operations(lambda: torch.nn.functional.linear(a, b.T, b[0])) == 2 * 3 * 4 * 5
+    if _torch.has_onednn(a):
+        assert operations(lambda: _torch.onednn_product(a, b)) == 2 * 3 * 4 * 5
+
+
+def test_products_are_kept_to_be_done_again() -> None:
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    ((again, (_, shapes)),) = products(lambda: (a @ b).relu() + 1)
+    assert shapes == ((3, 4), (4, 5))
+    assert torch.equal(again(), a @ b)
 
 
 @torch.no_grad()
