@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rag_explain.errors import InvalidInput
-from rag_explain.results.display import Viewable
+from rag_explain.results.display import Paged
 from rag_explain.results.explanation import Explanation
 
 NO_WORD = "no word"
@@ -33,7 +33,7 @@ class Difference:
 
 
 @dataclass(frozen=True, eq=False)
-class Contrast(Viewable):
+class Contrast(Paged):
     """Two documents for one query: the one that was wanted and the one that was got.
 
     The differences of all pairs of words and `unattributed` sum to `difference`, as far as the method is additive.

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
@@ -22,8 +23,15 @@ from rag_explain.probes import Probes
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
+from rag_explain.results.what_if import WhatIf
+from rag_explain.results.why_not import WhyNot
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
+from rag_explain.retrieval.asked import Asked, checked_limit
+from rag_explain.retrieval.corpus import Entry
 from rag_explain.retrieval.engines import FaissEngine, Place
+from rag_explain.retrieval.faiss_rows import FaissCorpus, Filter, Sieve, enough_effort, exhaustive
+from rag_explain.retrieval.ladder import climb
+from rag_explain.retrieval.places import Places, placed
 from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
 from rag_explain.retrieval.search import RetrievedDocument, Search
 from rag_explain.retrieval.usage import Embedder
@@ -125,24 +133,46 @@ class FaissRetriever(ProcessBound):
         index.add(vectors)
         return cls(index, documents, explainer, normalize=normalize, **options)
 
-    def search(self, query: str, k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None) -> Hits:
-        """The k nearest documents, nearest first; fewer where the index has or finds fewer."""
-        return self.search_many([query], k, explain, top=top)[0]
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        explain: ExplainMode | None = None,
+        *,
+        top: int | None = None,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+    ) -> Hits:
+        """The k nearest documents, nearest first; fewer where the index has or finds fewer.
+
+        Args:
+            filter: what the metadata must hold, as {name: value} or {name: [one, or the other]}; or a function of them.
+                Of what the index finds, more and more is looked at until k documents pass.
+            min_score: the worst score that is let through, in the index's own unit: of a distance the largest.
+        """
+        return self.search_many([query], k, explain, top=top, filter=filter, min_score=min_score)[0]
 
     def search_many(
-        self, queries: Sequence[str], k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None
+        self, queries: Sequence[str], k: int = 10, explain: ExplainMode | None = None, **options: Any
     ) -> list[Hits]:
         """`search` for several queries, which are embedded and looked up together."""
-        return [hits for _, hits in self._searched(queries, k, explain, top)]
+        return [hits for _, hits in self._searched(queries, k, explain, **options)]
 
     def search_rows(
-        self, query: str, k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None
+        self, query: str, k: int = 10, explain: ExplainMode | None = None, **options: Any
     ) -> tuple[list[int], Hits]:
         """`search`, with the row of each hit: for those who keep more of a document than its text."""
-        return self._searched([query], k, explain, top)[0]
+        return self._searched([query], k, explain, **options)[0]
 
     def _searched(
-        self, queries: Sequence[str], k: int, explain: ExplainMode | None, top: int | None
+        self,
+        queries: Sequence[str],
+        k: int,
+        explain: ExplainMode | None,
+        *,
+        top: int | None = None,
+        filter: Filter | None = None,
+        min_score: float | None = None,
     ) -> list[tuple[list[int], Hits]]:
         if isinstance(queries, str):
             raise InvalidInput("search_many takes a list of queries: use search for one")
@@ -151,22 +181,37 @@ class FaissRetriever(ProcessBound):
             raise InvalidInput(f"k must be at least 1, not {k}")
         if not queries:
             return []
+        vectors = self._vectors(queries, explain)
+        metric, reason = self._scoring(vectors)
+        search = Search(source=self._source, embedder=self.embedder, metric=metric, surrogate=reason)
+        found = self._found(vectors, k, Sieve(filter, min_score, metric))
+        return [
+            ([row for row, _ in one], self._hits(query, one, search, explain, top))
+            for query, one in zip(queries, found, strict=True)
+        ]
+
+    def _vectors(self, queries: Sequence[str], explain: ExplainMode | None = "off") -> NDArray[np.float32]:
+        """(Q, d): the queries as they are searched with."""
         vectors = self._embed(queries, explain)
         if vectors.shape[1] != self.index.d:
             raise InvalidInput(
                 f"the index has {self.index.d} dimensions and {self._name} gives {vectors.shape[1]}: use the model "
                 "that the index was built with"
             )
-        if self.normalize:
-            vectors = _unit(vectors)
-        scores, rows = self.index.search(vectors, min(k, max(1, len(self))))
-        metric, reason = self._scoring(vectors)
-        search = Search(source=self._source, embedder=self.embedder, metric=metric, surrogate=reason)
-        found = [_found(*one) for one in zip(rows, scores, strict=True)]
-        return [
-            ([row for row, _ in one], self._hits(query, one, search, explain, top))
-            for query, one in zip(queries, found, strict=True)
-        ]
+        return _unit(vectors) if self.normalize else vectors
+
+    def _found(self, vectors: NDArray[np.float32], k: int, sieve: Sieve) -> list[list[tuple[int, float]]]:
+        """Row and score of what is returned for each query; with a filter, twice as many are asked for until k pass."""
+        size = min(k, most := max(1, len(self)))
+        while True:
+            scores, rows = self.index.search(vectors, size)
+            found = [_found(*one) for one in zip(rows, scores, strict=True)]
+            passed = [[one for one in each if sieve.is_enough(one[1])] for each in found]
+            if sieve.filter is not None:
+                passed = [[one for one in each if sieve.reason(self._document(*one)) is None] for each in passed]
+            if sieve.filter is None or size >= most or all(len(each) >= k for each in passed):
+                return [each[:k] for each in passed]
+            size = min(2 * size, most)
 
     def _hits(
         self, query: str, found: list[tuple[int, float]], search: Search, explain: ExplainMode | None, top: int | None
@@ -203,6 +248,55 @@ class FaissRetriever(ProcessBound):
             raise InvalidInput("documents given as a function cannot be listed: give a sequence or a mapping")
         rows = self._documents if isinstance(self._documents, Mapping) else range(len(self._documents))
         return {row: replace(self._document(row), id=_look_up(self._ids, row)) for row in rows}
+
+    # ------------------------------------------------------------------ questions about a result
+
+    def why_not(
+        self, query: str, id: str, *, got: str | None = None, k: int = 10, reencode: int = 0, **options: Any
+    ) -> WhyNot:
+        """Why this document was not among the k that `search` returns, or not before the hit `got`.
+
+        `options` are those of the search that is asked about: filter and min_score. Where the index does not give the
+        vectors of all documents, an exact rank is known only if as many as `reencode` may be encoded again.
+        """
+        hits, vector = self.search(query, k, **options), self._vectors([query])
+        metric = self._scoring(vector)[0]
+        sieve = Sieve(options.get("filter"), options.get("min_score"), metric)
+        asked = Asked(
+            query=query,
+            hits=hits,
+            corpus=self._corpus(metric),
+            explainer=self.explainer,
+            vector=vector[0],
+            searched="this index",
+            filtered=lambda entry: sieve.reason(entry.document),
+            below=partial(self._below, sieve, vector),
+            sought=lambda entry: enough_effort(self.index, vector, k, entry.key),
+            reencode=checked_limit(reencode),
+        )
+        return climb(asked, id, got)
+
+    def _below(self, sieve: Sieve, vector: NDArray[np.float32], entry: Entry) -> str | None:
+        """Why the least score leaves a row out; None where it does not."""
+        if sieve.min_score is None:
+            return None
+        scores, rows = exhaustive(self.index, vector, len(self))
+        score = next((score for row, score in _found(rows[0], scores[0]) if row == entry.key), None)
+        if score is None or sieve.is_enough(score):
+            return None
+        return f"its score is {score:.4f}, and min_score={sieve.min_score:g} lets nothing worse through"
+
+    def what_if(self, query: str, id: str, *, without: Any = None, replace: Any = None) -> WhatIf:
+        """As `Explainer.what_if`, of a document of the index by its id, with the rank that it has then."""
+        corpus = self._corpus(self._scoring(self._vectors([query]))[0])
+        entry = next(iter(corpus.named(id)), None)
+        if entry is None or entry.document.text is None:
+            raise InvalidInput(f"there is no document {id!r} with a text in this index")
+        places = Places(corpus, self.explainer, self._vectors)
+        return placed(self.explainer, query, entry.document.text, places, entry.key, without=without, replace=replace)
+
+    def _corpus(self, metric: Metric) -> FaissCorpus:
+        return FaissCorpus(self.index, lambda: ((row, self._document(row)) for row in self.rows()), metric)
 
     def _scoring(self, vectors: NDArray[np.float32]) -> tuple[Metric, str | None]:
         """What the index's scores are, and why they are not what is explained, when they are not."""
