@@ -19,7 +19,7 @@ LAYERS = """
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.trust results.explanation results.highlights results.evidence
-    results.contrast results.comparison results.why_not results.what_if results.x_ray results.hits results.precomputed results.plan results
+    results.contrast results.comparison results.why_not results.what_if results.x_ray results.calibration results.hits results.precomputed results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
@@ -40,14 +40,15 @@ LAYERS = """
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
     retrieval.engines retrieval.stages retrieval.sharing retrieval.nested retrieval.search retrieval.truth
-    retrieval.adapter retrieval.saved_index retrieval.corpus retrieval.asked retrieval.ladder retrieval.places
-    retrieval.faiss_rows
+    retrieval.corpus retrieval.places retrieval.background retrieval.adapter retrieval.saved_index
+    retrieval.asked retrieval.ladder retrieval.faiss_rows retrieval.faiss_questions
     retrieval.faiss retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
     log.writer log.lookup log.runs log.states log.verify log.diff log
     render.sentences render.palette render.blocks
     render.views.explanation render.views.highlights render.views.hits render.views.contrast render.views.comparison
-    render.views.evidence render.views.what_if render.views.why_not render.views.x_ray render.views
+    render.views.evidence render.views.what_if render.views.why_not render.views.x_ray
+    render.views.calibration render.views
     render.terminal render.notebook render.page render.plot render
     cli.output cli.explain cli.index cli.search cli.demo cli.doctor cli.store cli.log cli
 """

@@ -86,7 +86,7 @@
       if (source.methods.length > 1) label.append(this.methodSwitch(source.methods));
       label.append(legend);
       const head = el("div", "query", label, this.line, this.status, this.live);
-      this.node.append(...notices(source.unread), head, ...this.cards.map((card) => card.node));
+      this.node.append(...notices(source.unread), head, ...this.cards.flatMap((card) => (card.source.line ? [el("p", "line", card.source.line), card.node] : [card.node])));
       // What sticks or scrolls into view below the query has to know how tall it is.
       new ResizeObserver(() => this.node.style.setProperty("--head", `${head.offsetHeight}px`)).observe(head);
       const sight = new IntersectionObserver((entries) => {
@@ -193,6 +193,8 @@
       const best = values.map((value, k) => [value, k]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 3);
       const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num((query ? shown.querySums : shown.documentSums)[target.index]), " score units; met "];
       best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", named(others[k]), " ", num(value)));
+      const real = this.active?.source.whatIf?.[target.side][target.index];
+      if (real) parts.splice(3, 0, "; ", el("span", "real", real));
       return parts;
     }
   }

@@ -18,7 +18,19 @@ from numpy.typing import NDArray
 from rag_explain.errors import InvalidInput
 from rag_explain.render import notebook
 from rag_explain.render.blocks import View
-from rag_explain.render.sentences import all_visible, balance, facts, missing, names, notices, source, trust, unread
+from rag_explain.render.sentences import (
+    all_visible,
+    background,
+    balance,
+    facts,
+    missing,
+    names,
+    notices,
+    source,
+    trust,
+    unread,
+    without_it,
+)
 from rag_explain.render.views.explanation import in_unit, pieces
 from rag_explain.results.deferred import load
 from rag_explain.results.explanation import Explanation
@@ -61,7 +73,9 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
     load(item.handle for item in items if isinstance(item, Hit))
     sections: list[dict[str, Any]] = []
     query: str | None = None
-    for item in items:
+    found = [item for item in items if isinstance(item, Hit)]
+    line = background(found) if len(found) == len(items) else None
+    for at, item in enumerate(items):
         explanations = _explanations(item)
         asked = explanations[0].query if explanations else query  # without one, it stays with the query before it
         if not sections or asked != query:
@@ -75,8 +89,23 @@ def _page_data(items: Iterable[Item]) -> dict[str, Any]:
         if isinstance(item, Hit):
             card |= {"rank": item.rank, "title": item.id, "text": item.text or ""}
             card |= {"facts": facts(item), "missing": missing(item)}
+            card |= {"line": line[1]} if line is not None and line[0] == at else {}
+            card |= {"whatIf": _what_if(item, explanations)}
         sections[-1]["cards"].append(card)
     return {"open": len(items) == 1, "sections": sections}
+
+
+def _what_if(hit: Hit, explanations: Sequence[Explanation]) -> dict[str, dict[int, str]]:
+    """For words of either side, what was computed of the score and the rank without them; nothing is computed here."""
+    found = hit.peek_what_if()
+    said: dict[str, dict[int, str]] = {"query": {}, "document": {}}
+    for why in map(in_unit, explanations) if found is not None else ():
+        for change in found.changes if found is not None else ():
+            tokens = why.query_tokens if change.role == "query" else why.document_tokens
+            for index, token in enumerate(tokens):
+                if change.kind == "without" and change.spans == ((token.start, token.end),):
+                    said[change.role][index] = without_it(change)
+    return said
 
 
 def _explanations(item: Item) -> tuple[Explanation, ...]:

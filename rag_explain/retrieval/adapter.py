@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput, ProcessBound, whole_number
+from rag_explain.results.calibration import Calibration
 from rag_explain.results.deferred import Deferred, Parts, load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
@@ -25,7 +26,9 @@ from rag_explain.results.metric import Metric
 from rag_explain.results.notices import CHUNK, Notice
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.stages import Stage
+from rag_explain.retrieval.background import Background
 from rag_explain.retrieval.engines import TOLERANCE, Engine
+from rag_explain.retrieval.hit_questions import asked_of, what_ifs
 from rag_explain.retrieval.search import Moment, Moments, RetrievedDocument, Search
 from rag_explain.retrieval.sharing import ExplainerSource
 from rag_explain.retrieval.stages import passed
@@ -99,7 +102,7 @@ class HitExplainer(ProcessBound):
         embedder = explainer if isinstance(explainer, Embedder) else embedder
         fixed = Search(source=explainer, embedder=embedder, metric=Metric.named(metric), surrogate=surrogate, name=name)
         self._fixed, self._engine = fixed, engine
-        self._moments, self._checks = Moments(), Checks()
+        self._moments, self._checks, self._background = Moments(), Checks(), Background()
         if explain != "off":
             self.prepare(fixed)
 
@@ -149,18 +152,37 @@ class HitExplainer(ProcessBound):
         handles = [handle if hit is None else hit.handle for handle, hit in zip(handles, inner, strict=True)]
         if mode == "eager":
             handles = self._computed(handles, search)
+        calibration = self._calibration_of(search, shared)
         parts = [
-            Parts(partial(shared.deferred, document)) if shared and rank < wanted else None
-            for rank, document in enumerate(documents)
+            shared.parts(document) if shared and rank < wanted else None for rank, document in enumerate(documents)
         ]
         made = [
-            _hit(document, rank, query, scoring.metric, handle, more, search.name)
+            _hit(document, rank, query, scoring.metric, handle, more, search.name, calibration)
             for rank, (document, handle, more) in enumerate(zip(documents, handles, parts, strict=True), 1)
         ]
         told = [document.score for document in documents]
         staged = passed(search.name, inner, told if any(score is not None for score in told) else None)
         kept = zip(made, staged, strict=True)
         return Hits(own if hit is None else replace(hit, handle=own.handle) for own, hit in kept)
+
+    def _calibration_of(self, search: Search, shared: _Query | None) -> Calibration | None:
+        if self._background.calibration is None:
+            return None
+        return self._background.of(self._moments.take(search) if shared is None else shared.moment)
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What hits are given."""
+        return self._background.calibration
+
+    def calibrate(self, measure: Callable[[Explainer], Calibration], search: Search) -> Calibration:
+        """Give hits from now on what this measures."""
+        self.use(found := measure(self._explainer_for(search)), search)
+        return found
+
+    def use(self, calibration: Calibration | None, search: Search) -> None:
+        """Give hits from now on this calibration; refused where it is of another encoder."""
+        self._background.keep(calibration, self._explainer_for(search), self._moments.take(search))
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any
@@ -215,6 +237,10 @@ class _Query:
         """A part of a hit, by its name in `_COMPUTED`, to be computed with those of the other hits."""
         return self._batches.setdefault(name, self._batches.get(name) or _Batch(self, name)).deferred(document)
 
+    def parts(self, document: RetrievedDocument) -> Parts:
+        """What else can be had of a hit, on demand."""
+        return Parts(partial(self.deferred, document), partial(asked_of, self, document))
+
     @property
     def explainer(self) -> Explainer:
         """Read anew for each query: the model as it is now, used as it was in the search."""
@@ -268,6 +294,8 @@ class _Batch:
     def _computed(self, documents: Sequence[RetrievedDocument]) -> list[Any]:
         texts = [document.text for document in documents if document.text is not None]
         values = _COMPUTED[self._name](self._query, texts, [document.id for document in documents])
+        if self._name == "what_if":  # it was computed again, and is shown beside what is checked
+            return values
         if self._name != "evidence":  # where to look: it says nothing of a score
             values = self._query.checked(list(zip(documents, values, strict=True)))
         return [_shown(value, document) for value, document in zip(values, documents, strict=True)]
@@ -294,6 +322,7 @@ _COMPUTED = {
     "sentences": _sentences,
     "highlights": _highlights,
     "evidence": _evidence,
+    "what_if": what_ifs,
 }
 
 
@@ -334,6 +363,7 @@ def _hit(
     handle: Deferred[Explanation],
     parts: Parts | None,
     name: str,
+    calibration: Calibration | None,
 ) -> Hit:
     chunk, text = document.chunk, document.text
     return Hit(
@@ -349,6 +379,7 @@ def _hit(
         query=query or None,
         around=text.around if isinstance(text, Passage) else ("", ""),
         chunk=chunk,
+        calibration=calibration,
     )
 
 

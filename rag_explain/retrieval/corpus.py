@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_explain.results.metric import SCALE_FREE, Metric
 from rag_explain.retrieval.engines import TOLERANCE, Engine, Kept
 from rag_explain.retrieval.search import RetrievedDocument
 from rag_explain.texts.passage import Passage
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Vector = NDArray[np.float32]
 Listed = Callable[[], Iterable[RetrievedDocument] | None]
 
+_UNIT = 1e-3
 _PAGE = 500  # vectors that an engine is asked for at once
 # How many documents are listed and compared for one question.
 MOST = 100_000
@@ -86,6 +88,14 @@ class Corpus(ABC):
         """(D, e): vectors as the index would compare them."""
         return vectors
 
+    def compared(self, queries: Any, entries: Sequence[Entry], explainer: Explainer) -> NDArray[np.float64] | None:
+        """(Q, D): similarities of the vectors of queries and these entries; None where their vectors are not given."""
+        kept = self.vectors(entries)
+        if len(kept) < len(entries):
+            return None
+        matrix = np.asarray([kept[one.key] for one in entries], np.float64)
+        return np.stack([similarities(explainer, query, matrix) for query in queries])
+
     @cached_property
     def entries(self) -> tuple[Entry, ...] | None:
         """Every entry, listed once; None where the index cannot list them, or has too many for a question."""
@@ -127,7 +137,11 @@ class EngineCorpus(Corpus):
         if len(kept) < len(entries):
             return None
         matrix = np.asarray([kept[one.key] for one in entries], np.float64)
-        return ranked([one.key for one in entries], similarities(explainer, query, matrix), is_exact=True)
+        keys, found = [one.key for one in entries], similarities(explainer, query, matrix)
+        metric = self._engine.metric
+        if metric.base in SCALE_FREE or _are_unit((query, *matrix)) or explainer.scorer.measure == "dot":
+            return ranked(keys, found, is_exact=True)
+        return _by_metric(metric, keys, np.asarray(query, np.float64), matrix)
 
     def vectors(self, entries: Sequence[Entry]) -> dict[Hashable, Any]:
         found: dict[Hashable, Any] = {}
@@ -137,6 +151,19 @@ class EngineCorpus(Corpus):
 
     def coded(self, vectors: Any) -> Any:
         return vectors if self._engine.gives_originals else self._engine.coded(vectors)
+
+
+def _are_unit(vectors: Iterable[Any]) -> bool:
+    return all(abs(float(np.linalg.norm(one)) - 1) <= _UNIT for one in vectors)
+
+
+def _by_metric(metric: Metric, keys: Sequence[Hashable], query: Vector, matrix: NDArray[np.float64]) -> Ranking | None:
+    """The order by what the engine compares, which tells no similarity where vectors are not of length one."""
+    if metric.base == "unknown":
+        return None
+    is_l2 = metric.base.endswith("L2")
+    order = np.argsort(((matrix - query) ** 2).sum(axis=1) if is_l2 else -(matrix @ query), kind="stable")
+    return Ranking(tuple(keys[at] for at in order), np.full(len(keys), np.nan), is_exact=True)
 
 
 def ranked(keys: Sequence[Hashable], found: NDArray[np.float64], *, is_exact: bool) -> Ranking:

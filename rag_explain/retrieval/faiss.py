@@ -23,16 +23,11 @@ from rag_explain.probes import Probes
 from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
-from rag_explain.results.what_if import WhatIf
-from rag_explain.results.why_not import WhyNot
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
-from rag_explain.retrieval.asked import Asked, checked_limit
-from rag_explain.retrieval.corpus import Entry
 from rag_explain.retrieval.engines import FaissEngine, Place
-from rag_explain.retrieval.faiss_rows import FaissCorpus, Filter, Sieve, enough_effort, exhaustive
-from rag_explain.retrieval.ladder import climb
-from rag_explain.retrieval.places import Places, placed
-from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
+from rag_explain.retrieval.faiss_questions import FaissQuestions
+from rag_explain.retrieval.faiss_rows import Filter, Sieve
+from rag_explain.retrieval.saved_index import read_calibration, read_index, read_manifest, write_index
 from rag_explain.retrieval.search import RetrievedDocument, Search
 from rag_explain.retrieval.usage import Embedder
 from rag_explain.texts.passage import Passage, check_id
@@ -49,7 +44,7 @@ _UNIT = 1e-3
 _NOTHING = -1
 
 
-class FaissRetriever(ProcessBound):
+class FaissRetriever(FaissQuestions, ProcessBound):
     """Searches a FAISS index by text and explains what it finds. The index is only read, and by several threads.
 
     Args:
@@ -183,12 +178,19 @@ class FaissRetriever(ProcessBound):
             return []
         vectors = self._vectors(queries, explain)
         metric, reason = self._scoring(vectors)
-        search = Search(source=self._source, embedder=self.embedder, metric=metric, surrogate=reason)
+        search = self._search(metric, reason)
         found = self._found(vectors, k, Sieve(filter, min_score, metric))
         return [
             ([row for row, _ in one], self._hits(query, one, search, explain, top))
             for query, one in zip(queries, found, strict=True)
         ]
+
+    def _search(self, metric: Metric, reason: str | None = None) -> Search:
+        corpus = partial(self._places, metric)
+        return Search(source=self._source, embedder=self.embedder, metric=metric, surrogate=reason, corpus=corpus)
+
+    def _calibrated_search(self) -> Search:
+        return self._search(UNKNOWN)
 
     def _vectors(self, queries: Sequence[str], explain: ExplainMode | None = "off") -> NDArray[np.float32]:
         """(Q, d): the queries as they are searched with."""
@@ -249,55 +251,6 @@ class FaissRetriever(ProcessBound):
         rows = self._documents if isinstance(self._documents, Mapping) else range(len(self._documents))
         return {row: replace(self._document(row), id=_look_up(self._ids, row)) for row in rows}
 
-    # ------------------------------------------------------------------ questions about a result
-
-    def why_not(
-        self, query: str, id: str, *, got: str | None = None, k: int = 10, reencode: int = 0, **options: Any
-    ) -> WhyNot:
-        """Why this document was not among the k that `search` returns, or not before the hit `got`.
-
-        `options` are those of the search that is asked about: filter and min_score. Where the index does not give the
-        vectors of all documents, an exact rank is known only if as many as `reencode` may be encoded again.
-        """
-        hits, vector = self.search(query, k, **options), self._vectors([query])
-        metric = self._scoring(vector)[0]
-        sieve = Sieve(options.get("filter"), options.get("min_score"), metric)
-        asked = Asked(
-            query=query,
-            hits=hits,
-            corpus=self._corpus(metric),
-            explainer=self.explainer,
-            vector=vector[0],
-            searched="this index",
-            filtered=lambda entry: sieve.reason(entry.document),
-            below=partial(self._below, sieve, vector),
-            sought=lambda entry: enough_effort(self.index, vector, k, entry.key),
-            reencode=checked_limit(reencode),
-        )
-        return climb(asked, id, got)
-
-    def _below(self, sieve: Sieve, vector: NDArray[np.float32], entry: Entry) -> str | None:
-        """Why the least score leaves a row out; None where it does not."""
-        if sieve.min_score is None:
-            return None
-        scores, rows = exhaustive(self.index, vector, len(self))
-        score = next((score for row, score in _found(rows[0], scores[0]) if row == entry.key), None)
-        if score is None or sieve.is_enough(score):
-            return None
-        return f"its score is {score:.4f}, and min_score={sieve.min_score:g} lets nothing worse through"
-
-    def what_if(self, query: str, id: str, *, without: Any = None, replace: Any = None) -> WhatIf:
-        """As `Explainer.what_if`, of a document of the index by its id, with the rank that it has then."""
-        corpus = self._corpus(self._scoring(self._vectors([query]))[0])
-        entry = next(iter(corpus.named(id)), None)
-        if entry is None or entry.document.text is None:
-            raise InvalidInput(f"there is no document {id!r} with a text in this index")
-        places = Places(corpus, self.explainer, self._vectors)
-        return placed(self.explainer, query, entry.document.text, places, entry.key, without=without, replace=replace)
-
-    def _corpus(self, metric: Metric) -> FaissCorpus:
-        return FaissCorpus(self.index, lambda: ((row, self._document(row)) for row in self.rows()), metric)
-
     def _scoring(self, vectors: NDArray[np.float32]) -> tuple[Metric, str | None]:
         """What the index's scores are, and why they are not what is explained, when they are not."""
         metric = FaissEngine(self.index).metric
@@ -326,8 +279,13 @@ class FaissRetriever(ProcessBound):
                 f"how {self._name} embeds cannot be written down: keep the index with faiss.write_index instead"
             )
         scorer = self.explainer.scorer
-        about = {"model": model or scorer.name, "fingerprint": scorer.fingerprint, "probes": scorer.probes.to_dict()}
-        write_index(Path(folder), self.index, self.rows(), **about, normalize=self.normalize)
+        about: dict[str, Any] = {
+            "model": model or scorer.name,
+            "fingerprint": scorer.fingerprint,
+            "probes": scorer.probes.to_dict(),
+        }
+        about |= {"normalize": self.normalize}
+        write_index(Path(folder), self.index, self.rows(), about, self.calibration)
 
     @classmethod
     def load(cls, folder: str | Path, explainer: Explainer | Embedder | None = None, **options: Any) -> Self:
@@ -348,7 +306,10 @@ class FaissRetriever(ProcessBound):
         documents = {row: document.text for row, document in rows.items()}
         ids = {row: document.id for row, document in rows.items() if document.id is not None}
         metadata = {row: document.metadata for row, document in rows.items()}
-        return cls(index, documents, explainer, ids=ids, metadata=metadata, normalize=manifest["normalize"], **options)
+        given = {"ids": ids, "metadata": metadata, "normalize": manifest["normalize"], **options}
+        made_of = cls(index, documents, explainer, **given)
+        made_of.calibration = read_calibration(folder)
+        return made_of
 
     def __len__(self) -> int:
         return int(self.index.ntotal)

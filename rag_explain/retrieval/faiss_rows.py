@@ -70,7 +70,7 @@ class FaissCorpus(Corpus):
     def listed(self) -> Iterator[Entry]:
         return (Entry(row, document) for row, document in self._rows())
 
-    def ranking(self, query: Vector, explainer: Explainer) -> Ranking | None:
+    def ranking(self, query: Vector, explainer: Explainer) -> Ranking:
         scores, rows = exhaustive(self._index, np.ascontiguousarray(query[None], np.float32), int(self._index.ntotal))
         found = [(row, score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True) if row >= 0]
         told = [self._metric.similarity(score) for _, score in found]
@@ -85,6 +85,15 @@ class FaissCorpus(Corpus):
         if engine.tolerance > TOLERANCE:
             return {}
         return {known[name]: vector for name, vector in engine.vectors(list(known)).items()}
+
+    def compared(self, queries: Any, entries: Sequence[Entry], explainer: Explainer) -> NDArray[np.float64] | None:
+        rankings = [self.ranking(query, explainer) for query in queries]
+        places = [[ranking.rank(one.key) for one in entries] for ranking in rankings]
+        if any(place is None for row in places for place in row):
+            return None
+        pairs = zip(rankings, np.array(places, int), strict=True)
+        found = np.stack([ranking.similarities[row - 1] for ranking, row in pairs])
+        return found if np.isfinite(found).all() else None
 
     def coded(self, vectors: Any) -> Any:
         return FaissEngine(self._index).coded(vectors)

@@ -55,11 +55,11 @@ def climb(asked: Asked, wanted: str, got: str | None = None) -> WhyNot:
 def _steps(asked: Asked, entry: Entry, rival: Hit | None) -> Iterator[Rung]:
     """The rungs from here on, up to the first that explains it."""
     hit = asked.hit(entry.document.id)
-    steps = (_returned(asked, hit, rival),) if hit is not None else ()
-    for found in (
-        *steps,
-        *(step(asked, entry) for step in (_filter, _threshold, _approximate, _stage, _cut) if not hit),
-    ):
+    if hit is not None:
+        yield _returned(asked, hit, rival)
+        return
+    for step in (_filter, _threshold, _approximate, _stage, _cut):
+        found = step(asked, entry)
         if found is not None:
             yield found
             if found.explains:

@@ -67,6 +67,7 @@ class Search:
         name: what finds the documents: the first of every hit's stages.
         note: what is not known of the search, where no score tells it.
         query_vector: what was searched with, where it is at hand: the embedder is then not asked for it.
+        corpus: gives a `rag_explain.retrieval.corpus.Corpus`, for what is asked about ranks; None: the engine is one.
     """
 
     source: ExplainerSource | Embedder | None
@@ -77,6 +78,7 @@ class Search:
     name: str = "the index"
     note: str | None = None
     query_vector: Any = field(default=None, repr=False, compare=False)
+    corpus: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
 
 
 def readable(read: Callable[[], Search], source: ExplainerSource | None) -> Search:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rag_explain.render.blocks import View
+from rag_explain.render.views.calibration import calibration_view
 from rag_explain.render.views.comparison import comparison_view
 from rag_explain.render.views.contrast import contrast_view
 from rag_explain.render.views.evidence import evidence_view
@@ -13,6 +14,7 @@ from rag_explain.render.views.hits import hits_view
 from rag_explain.render.views.what_if import what_if_view
 from rag_explain.render.views.why_not import why_not_view
 from rag_explain.render.views.x_ray import x_ray_view
+from rag_explain.results.calibration import Calibration
 from rag_explain.results.comparison import Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.evidence import Evidence
@@ -31,6 +33,7 @@ _VIEWS: dict[type[Any], Callable[..., View]] = {
     Comparison: comparison_view,
     Evidence: evidence_view,
     Highlights: highlights_view,
+    Calibration: calibration_view,
     WhatIf: what_if_view,
     WhyNot: why_not_view,
     XRay: x_ray_view,

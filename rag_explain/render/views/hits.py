@@ -34,7 +34,10 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> V
     scales = _scales(explained)
     sections = [_query(explained, explained[0].query)] if explained else []
     query = explained[0].query if explained else None
-    for hit, why in zip(hits, shown, strict=True):
+    line = sentences.background(hits)
+    for at, (hit, why) in enumerate(zip(hits, shown, strict=True)):
+        if line is not None and line[0] == at:
+            sections.append(Section((Line(f"── {line[1]} ──", "aside"),)))
         if why is not None and why.query != query:
             query = why.query
             sections.append(_query(explained, query))
