@@ -19,7 +19,9 @@ LAYERS = """
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.trust results.explanation results.highlights results.evidence
-    results.contrast results.comparison results.why_not results.what_if results.x_ray results.calibration results.hits results.precomputed results.plan results
+    results.contrast results.comparison
+    results.why_not results.what_if results.x_ray results.calibration results.hits results.precomputed
+    results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
@@ -40,8 +42,9 @@ LAYERS = """
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
     retrieval.engines retrieval.stages retrieval.sharing retrieval.nested retrieval.search retrieval.truth
-    retrieval.corpus retrieval.places retrieval.background retrieval.adapter retrieval.saved_index
-    retrieval.asked retrieval.ladder retrieval.faiss_rows retrieval.faiss_questions
+    retrieval.corpus retrieval.places retrieval.hit_questions retrieval.background
+    retrieval.adapter retrieval.saved_index
+    retrieval.asked retrieval.ladder retrieval.store_questions retrieval.faiss_rows retrieval.faiss_questions
     retrieval.faiss retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
     log.writer log.lookup log.runs log.states log.verify log.diff log
@@ -50,7 +53,7 @@ LAYERS = """
     render.views.evidence render.views.what_if render.views.why_not render.views.x_ray
     render.views.calibration render.views
     render.terminal render.notebook render.page render.plot render
-    cli.output cli.explain cli.index cli.search cli.demo cli.doctor cli.store cli.log cli
+    cli.output cli.explain cli.index cli.search cli.contrast cli.demo cli.doctor cli.store cli.log cli
 """
 ORDER = LAYERS.split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}

@@ -43,6 +43,10 @@ class Paged(Viewable):
 
     __slots__ = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        raise NotImplementedError
+
     def to_html(self, path: str | Path | None = None) -> str:
         """A self-contained page; also written to `path` when one is given."""
         from rag_explain.render.page import write_view

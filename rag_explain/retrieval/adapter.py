@@ -177,12 +177,12 @@ class HitExplainer(ProcessBound):
 
     def calibrate(self, measure: Callable[[Explainer], Calibration], search: Search) -> Calibration:
         """Give hits from now on what this measures."""
-        self.use(found := measure(self._explainer_for(search)), search)
+        self.use(found := measure(self.explainer_of(search)), search)
         return found
 
     def use(self, calibration: Calibration | None, search: Search) -> None:
         """Give hits from now on this calibration; refused where it is of another encoder."""
-        self._background.keep(calibration, self._explainer_for(search), self._moments.take(search))
+        self._background.keep(calibration, self.explainer_of(search), self._moments.take(search))
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any
@@ -203,20 +203,21 @@ class HitExplainer(ProcessBound):
         One made from a model is created anew when that was changed, and one made from an embedding object also when
         that embeds in another way.
         """
-        return self._explainer_for(self._search())
+        return self.explainer_of(self._search())
 
-    def _explainer_for(self, search: Search) -> Explainer:
+    def explainer_of(self, search: Search) -> Explainer:
+        """What explains hits of such a search."""
         return self._moments.explainer(self._moments.take(search))
 
     def precompute(self, texts: Sequence[str | Passage], search: Search | None = None, **options: Any) -> Precomputed:
         """Fill the explainer's store from exactly the strings that were embedded; how many were built, kept, failed."""
-        return self._explainer_for(search or self._search()).precompute(texts, **options)
+        return self.explainer_of(search or self._search()).precompute(texts, **options)
 
     def _computed(self, handles: list[Deferred[Explanation]], search: Search) -> list[Deferred[Explanation]]:
         if self.time_limit is not None:
             try:
                 # Made once in its life, and not in the time of the query that came first.
-                explainer = self._explainer_for(search)
+                explainer = self.explainer_of(search)
             except Exception:  # it is logged, and each hit gives it as its reason
                 logger.debug("no explanation of this query is computed")
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rag_explain.errors import InvalidInput, whole_number
 from rag_explain.results.hits import Hit, Hits
@@ -22,6 +22,16 @@ def no_reason(entry: Entry) -> str | None:
     return None
 
 
+class Removed(NamedTuple):
+    """Why a search's own filter, or its threshold, leaves an entry out; each gives None where it does not."""
+
+    by_filter: Callable[[Entry], str | None] = no_reason
+    by_threshold: Callable[[Entry], str | None] = no_reason
+
+
+NOTHING = Removed()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """One search, and what tells why it did not return something else.
@@ -30,9 +40,9 @@ class Asked:
         hits: what was returned, as the caller got it.
         vector: (e,) what was searched with.
         searched: what to call what was searched.
-        filtered, below: why the search's filter, or its threshold, leaves an entry out; None where it does not.
+        removed: what the search's own settings leave out.
         sought: how an approximate index would have found an entry; None where no setting is known that does.
-        is_by_similarity: whether the search ranks by the similarity of vectors alone.
+        surrogate: why the search does not rank by the similarity of vectors alone, where it does not.
         reencode: how many documents may be encoded again to know a rank.
     """
 
@@ -42,17 +52,16 @@ class Asked:
     explainer: Explainer
     vector: Vector
     searched: str = "the index"
-    filtered: Callable[[Entry], str | None] = no_reason
-    below: Callable[[Entry], str | None] = no_reason
+    removed: Removed = NOTHING
     sought: Callable[[Entry], str | None] = no_reason
-    is_by_similarity: bool = True
+    surrogate: str | None = None
     reencode: int = 0
     _known: dict[str, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def ranking(self) -> Ranking | None:
         """All entries by exact search, as far as that can be known."""
-        found = self.corpus.ranking(self.vector, self.explainer) if self.is_by_similarity else None
+        found = self.corpus.ranking(self.vector, self.explainer)
         count = len(self.corpus.entries or ())
         if (found is None or not found.is_exact) and 0 < count <= self.reencode:
             return self.corpus.encoded(self.vector, self.explainer)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Vector = NDArray[np.float32]
 Listed = Callable[[], Iterable[RetrievedDocument] | None]
 
-_UNIT = 1e-3
+_UNIT, _EQUAL = 1e-3, 1e-6
 _PAGE = 500  # vectors that an engine is asked for at once
 # How many documents are listed and compared for one question.
 MOST = 100_000
@@ -43,27 +43,44 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """All entries of an index for one query, the best first."""
+    """All entries of an index for one query, the best first. Equal ones share the best of their ranks."""
 
     keys: tuple[Hashable, ...]
-    similarities: NDArray[np.float64]  # (n,), falling; NaN where the index's scores tell no similarity
+    values: NDArray[np.float64]  # (n,), falling: what ranks them, the larger the better
+    is_similarity: bool  # whether the values are similarities: the index's own scores may tell none
     is_exact: bool  # by the vectors that were given to the index, not by what it made of them
 
     def rank(self, key: Hashable) -> int | None:
         """Where an entry stands, from 1; None for one that is not there."""
-        return self._places.get(key)
+        place = self._places.get(key)
+        return None if place is None else 1 + int((self.values > self._and_a_little(place)).sum())
+
+    def last(self, key: Hashable) -> int | None:
+        """Where it stands when all that are equal come before it."""
+        place = self._places.get(key)
+        return None if place is None else int((self._and_a_little(place, -1) <= self.values).sum())
 
     def rank_of(self, similarity: float, key: Hashable = None) -> int | None:
         """Where an entry of this similarity would stand, in the place of the one with this key."""
-        if not np.isfinite(self.similarities).all():
+        if not self.is_similarity:
             return None
         place = self._places.get(key)
-        others = self.similarities if place is None else np.delete(self.similarities, place - 1)
-        return 1 + int((others > similarity).sum())
+        others = self.values if place is None else np.delete(self.values, place)
+        return 1 + int((others > similarity + _EQUAL).sum())
+
+    def similarities_of(self, keys: Sequence[Hashable]) -> NDArray[np.float64] | None:
+        """(n,): of these entries; None where one is not there, or the values are no similarities."""
+        places = [self._places.get(key, -1) for key in keys]
+        return self.values[places] if self.is_similarity and min(places, default=0) >= 0 else None
+
+    def _and_a_little(self, place: int, sign: int = 1) -> float:
+        """The value of an entry, and what may be rounding."""
+        value = float(self.values[place])
+        return value + sign * _EQUAL * max(1.0, abs(value))
 
     @cached_property
     def _places(self) -> dict[Hashable, int]:
-        return {key: place for place, key in enumerate(self.keys, 1)}
+        return {key: place for place, key in enumerate(self.keys)}
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -161,15 +178,16 @@ def _by_metric(metric: Metric, keys: Sequence[Hashable], query: Vector, matrix: 
     """The order by what the engine compares, which tells no similarity where vectors are not of length one."""
     if metric.base == "unknown":
         return None
-    is_l2 = metric.base.endswith("L2")
-    order = np.argsort(((matrix - query) ** 2).sum(axis=1) if is_l2 else -(matrix @ query), kind="stable")
-    return Ranking(tuple(keys[at] for at in order), np.full(len(keys), np.nan), is_exact=True)
+    values = -((matrix - query) ** 2).sum(axis=1) if metric.base.endswith("L2") else matrix @ query
+    return ranked(keys, values, is_exact=True, is_similarity=False)
 
 
-def ranked(keys: Sequence[Hashable], found: NDArray[np.float64], *, is_exact: bool) -> Ranking:
-    """Entries in the order of their similarities, the first of equal ones first."""
+def ranked(
+    keys: Sequence[Hashable], found: NDArray[np.float64], *, is_exact: bool, is_similarity: bool = True
+) -> Ranking:
+    """Entries in the order of what ranks them."""
     order = np.argsort(-found, kind="stable")
-    return Ranking(tuple(keys[at] for at in order), found[order], is_exact)
+    return Ranking(tuple(keys[at] for at in order), found[order], is_similarity, is_exact)
 
 
 def similarities(explainer: Explainer, query: Vector, documents: Any) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from rag_explain.results.metric import Metric
 from rag_explain.results.what_if import WhatIf
 from rag_explain.results.why_not import WhyNot
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
-from rag_explain.retrieval.asked import Asked, checked_limit
+from rag_explain.retrieval.asked import Asked, Removed, checked_limit
 from rag_explain.retrieval.background import calibrated
 from rag_explain.retrieval.corpus import Entry
 from rag_explain.retrieval.faiss_rows import FaissCorpus, Sieve, enough_effort, exhaustive
@@ -77,8 +77,7 @@ class FaissQuestions(ABC):
             explainer=self.explainer,
             vector=vector[0],
             searched="this index",
-            filtered=lambda entry: sieve.reason(entry.document),
-            below=partial(self._below, sieve, vector),
+            removed=Removed(lambda entry: sieve.reason(entry.document), partial(self._below, sieve, vector)),
             sought=lambda entry: enough_effort(self.index, vector, k, entry.key),
             reencode=checked_limit(reencode),
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import Metric
-from rag_explain.retrieval.corpus import Corpus, Entry, Ranking, Vector
+from rag_explain.retrieval.corpus import Corpus, Entry, Ranking, Vector, ranked
 from rag_explain.retrieval.engines import TOLERANCE, FaissEngine, Place
 from rag_explain.retrieval.search import RetrievedDocument
 
@@ -74,9 +74,11 @@ class FaissCorpus(Corpus):
         scores, rows = exhaustive(self._index, np.ascontiguousarray(query[None], np.float32), int(self._index.ntotal))
         found = [(row, score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True) if row >= 0]
         told = [self._metric.similarity(score) for _, score in found]
-        values = np.array([np.nan if one is None else one for one in told], np.float64)
+        is_told = all(one is not None for one in told)
+        own = [-score if self._metric.is_distance else score for _, score in found]
         is_exact = FaissEngine(self._index).tolerance <= TOLERANCE
-        return Ranking(tuple(row for row, _ in found), values, is_exact)
+        values = np.array(told if is_told else own, np.float64)
+        return ranked([row for row, _ in found], values, is_exact=is_exact, is_similarity=is_told)
 
     def vectors(self, entries: Sequence[Entry]) -> dict[Any, Any]:
         known = {str(one.key): one.key for one in entries}
@@ -87,13 +89,10 @@ class FaissCorpus(Corpus):
         return {known[name]: vector for name, vector in engine.vectors(list(known)).items()}
 
     def compared(self, queries: Any, entries: Sequence[Entry], explainer: Explainer) -> NDArray[np.float64] | None:
-        rankings = [self.ranking(query, explainer) for query in queries]
-        places = [[ranking.rank(one.key) for one in entries] for ranking in rankings]
-        if any(place is None for row in places for place in row):
-            return None
-        pairs = zip(rankings, np.array(places, int), strict=True)
-        found = np.stack([ranking.similarities[row - 1] for ranking, row in pairs])
-        return found if np.isfinite(found).all() else None
+        keys = [one.key for one in entries]
+        found = [self.ranking(query, explainer).similarities_of(keys) for query in queries]
+        rows = [row for row in found if row is not None]
+        return np.stack(rows) if len(rows) == len(found) else None
 
     def coded(self, vectors: Any) -> Any:
         return FaissEngine(self._index).coded(vectors)

@@ -90,8 +90,9 @@ def _entry(asked: Asked, wanted: str, rungs: list[Rung]) -> Entry | None:
 
 def _siblings(asked: Asked, entry: Entry, hit: Hit | None) -> Iterator[Rung]:
     """Other chunks of the entry's document, where they were returned in its place."""
-    of = owners(entry.document)[:1]
-    found = [one for one in asked.hits if owners(document_of(one))[:1] == of] if of and hit is None else []
+    of = owners(entry.document)[:1] if hit is None else []
+    of_others = {one.document.id: owners(one.document)[:1] for one in asked.corpus.entries or () if of}
+    found = [one for one in asked.hits if of and of_others.get(one.id) == of]
     if found:
         yield Rung("chunks", f"its document {of[0]!r} was returned, in other chunks: {_named(found)}", explains=True)
 
@@ -156,21 +157,21 @@ def _returned(asked: Asked, hit: Hit, rival: Hit | None) -> Rung:
 
 
 def _filter(asked: Asked, entry: Entry) -> Rung | None:
-    reason = asked.filtered(entry)
+    reason = asked.removed.by_filter(entry)
     return None if reason is None else Rung("filter", f"the filter leaves it out: {reason}", explains=True)
 
 
 def _threshold(asked: Asked, entry: Entry) -> Rung | None:
-    reason = asked.below(entry)
+    reason = asked.removed.by_threshold(entry)
     return None if reason is None else Rung("threshold", reason, explains=True)
 
 
 def _approximate(asked: Asked, entry: Entry) -> Rung | None:
     """Exact search has it among as many as were returned, and nothing but the index stood between."""
     rank, ranking = asked.rank(entry), asked.ranking
-    if not asked.hits or not asked.is_by_similarity or _came_after(asked.hits):
+    if not asked.hits or asked.surrogate or _came_after(asked.hits):
         return None
-    if rank is None or rank > len(asked.hits):
+    if rank is None or ranking is None or (ranking.last(entry.key) or rank) > len(asked.hits):
         return _coded(asked, entry) if ranking is None or not ranking.is_exact else None
     effort = asked.sought(entry)
     tried = f"; with {effort} it is found" if effort else ""
@@ -192,7 +193,11 @@ def _coded(asked: Asked, entry: Entry) -> Rung | None:
 
 
 def _stage(asked: Asked, entry: Entry) -> Rung | None:
-    return lowered(asked.hits, None, asked.rank(entry))
+    rank = asked.rank(entry)
+    found = lowered(asked.hits, None, rank)
+    if found is None and asked.surrogate and rank is not None and rank <= len(asked.hits):
+        found = Rung("stage", f"by similarity it stands at rank {rank}, but {asked.surrogate}", explains=True)
+    return found
 
 
 def lowered(hits: Hits, hit: Hit | None, rank: int | None) -> Rung | None:
@@ -225,11 +230,13 @@ def _came_after(hits: Hits) -> list[str]:
 def _cut(asked: Asked, entry: Entry) -> Rung | None:
     rank, total, k = asked.rank(entry), len(asked.corpus.entries or ()), len(asked.hits)
     of = f" of {total:,}" if total else ""
-    if rank is None:
+    if rank is None or asked.ranking is None:
         told = "its rank cannot be known without the vectors of all documents"
         return Rung("unknown", f"{told}: reencode={total} encodes them all again" if total else told)
-    kind = "" if asked.ranking is not None and asked.ranking.is_exact else " by the coded vectors of the index"
-    return Rung("cut", f"it stands at rank {rank:,}{of}{kind}, and {k} were returned", explains=rank > k)
+    kind = "" if asked.ranking.is_exact else " by the coded vectors of the index"
+    last = asked.ranking.last(entry.key) or rank
+    place = f"rank {rank:,}" if last == rank else f"rank {rank:,} to {last:,}, with others of the same score"
+    return Rung("cut", f"it stands at {place}{of}{kind}, and {k} were returned", explains=last > k)
 
 
 def _with_words(asked: Asked, made: WhyNot, entry: Entry, rival: Hit) -> WhyNot:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from rag_explain.results.what_if import WhatIf
 from rag_explain.retrieval.corpus import Corpus, Ranking, Vector, similarities
 from rag_explain.texts.passage import Passage
-from rag_explain.what_if import Tried
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
+    from rag_explain.what_if import Tried
 
 Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 
