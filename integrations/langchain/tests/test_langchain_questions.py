@@ -12,9 +12,9 @@ import pytest
 import torch
 from langchain_core.documents import Document
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
+from langchain_rag_explain import ExplainingRetriever, get_explanation
 
 from integrations.langchain.tests.conftest import LocalEmbeddings
-from langchain_rag_explain import ExplainingRetriever, get_explanation
 from rag_explain.errors import InvalidInput
 from rag_explain.explainer import Explainer
 from rag_explain.results.calibration import Calibration
