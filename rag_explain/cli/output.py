@@ -34,7 +34,7 @@ def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
 
 def write(found: Explanation | Hits | Paged, arguments: argparse.Namespace) -> None:
     """Show what was found in the form that was asked for."""
-    if isinstance(found, Hits) and arguments.what_if:
+    if isinstance(found, Hits) and getattr(arguments, "what_if", False):
         found.load("explanation").load("what_if")
     if arguments.json:
         print(to_json(_plain(found, getattr(arguments, "by", None))))
@@ -55,7 +55,7 @@ def write(found: Explanation | Hits | Paged, arguments: argparse.Namespace) -> N
         is_explained = isinstance(found, Explanation | Hits)
         options = {"top": arguments.top, "by": arguments.by} if is_explained else {}
         console.print(draw(view_of(found, **options)))
-        for hit in found if isinstance(found, Hits) and arguments.what_if else ():
+        for hit in found if isinstance(found, Hits) and getattr(arguments, "what_if", False) else ():
             console.print()
             console.print(draw(view_of(hit.what_if())))
 

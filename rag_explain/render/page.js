@@ -75,6 +75,8 @@
       this.words = [];
       this.line = el("div", "words");
       this.line.setAttribute("dir", "auto");
+      // Where words have a real change to tell, there is room for it from the beginning: nothing moves when it is shown.
+      this.node.classList.toggle("what-if", source.cards.some((card) => Object.keys(card.whatIf?.query ?? {}).length));
       this.status = el("div", "status");
       this.live = el("div", "hidden");
       this.live.setAttribute("aria-live", "polite");
@@ -194,7 +196,7 @@
       const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num((query ? shown.querySums : shown.documentSums)[target.index]), " score units; met "];
       best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", named(others[k]), " ", num(value)));
       const real = this.active?.source.whatIf?.[target.side][target.index];
-      if (real) parts.splice(3, 0, "; ", el("span", "real", real));
+      if (real) parts.splice(3, 1, " score units; ", el("span", "real", real), "; met ");
       return parts;
     }
   }

@@ -55,10 +55,10 @@ def write_page(items: Iterable[Item], path: str | Path | None = None) -> str:
     return _written(page, path)
 
 
-def write_view(view: View, path: str | Path | None = None) -> str:
+def write_view(view: View, path: str | Path | None = None, title: str = "Where to look") -> str:
     """A page of blocks without anything to explore, and so without a script; also written to `path`, if given."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    return _written(_asset("view.html").format(policy=policy, body=notebook.draw(view)), path)
+    return _written(_asset("view.html").format(policy=policy, title=title, body=notebook.draw(view)), path)
 
 
 def _written(page: str, path: str | Path | None) -> str:

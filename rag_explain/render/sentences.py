@@ -127,7 +127,9 @@ def standing(hit: Hit) -> str:
     if share >= 1:
         return f"above all {hit.calibration.pairs:,} unrelated pairs"
     above = f"above {math.floor(1000 * share) / 10:g} % of unrelated pairs"
-    return above if share >= LINE else f"no better than chance: {above}"
+    return (
+        above if share >= LINE else f"no better than chance: {100 * (1 - share):.2g} % of unrelated pairs score as high"
+    )
 
 
 def background(hits: Sequence[Hit]) -> tuple[int, str] | None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class Calibration(Paged):
         metric: the unit of the index, by the name of a `rag_explain.results.metric.Metric`.
         model, fingerprint, probes: whose similarities these are.
     """
+
+    _title: ClassVar[str] = "How sure?"
 
     levels: tuple[float, ...]
     scores: tuple[float, ...]

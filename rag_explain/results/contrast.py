@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.display import Paged
@@ -38,6 +38,8 @@ class Contrast(Paged):
 
     The differences of all pairs of words and `unattributed` sum to `difference`, as far as the method is additive.
     """
+
+    _title: ClassVar[str] = "Why not that one?"
 
     wanted: Explanation
     got: Explanation

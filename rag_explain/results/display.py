@@ -42,6 +42,7 @@ class Paged(Viewable):
     """A result that also has a page: its view, without anything to explore."""
 
     __slots__ = ()
+    _title: ClassVar[str] = "Where to look"  # of its page
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -51,7 +52,7 @@ class Paged(Viewable):
         """A self-contained page; also written to `path` when one is given."""
         from rag_explain.render.page import write_view
 
-        return write_view(self._view(), path)
+        return write_view(self._view(), path, self._title)
 
 
 class Displayable(Viewable):

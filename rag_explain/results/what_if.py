@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class WhatIf(Paged):
         method, model: what tells `carried`, and what scores.
         unknown_rank: why there are no ranks, where there are none.
     """
+
+    _title: ClassVar[str] = "What if?"
 
     query: str
     document: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.display import Paged
@@ -55,6 +55,8 @@ class WhyNot(Paged):
         contrast: the words that made the difference, where the score decided it.
         suggestions: what was tried out and does change it.
     """
+
+    _title: ClassVar[str] = "Why not that one?"
 
     query: str
     wanted: str

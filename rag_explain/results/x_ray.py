@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rag_explain.results.display import Paged
 from rag_explain.results.notices import Notice
@@ -29,6 +29,8 @@ class XRay(Paged):
         rest: what belongs to no token.
         error: by how much the shares miss 1.
     """
+
+    _title: ClassVar[str] = "What is this chunk about?"
 
     document: str
     words: tuple[ValuedSpan, ...]

@@ -163,6 +163,17 @@ def test_a_document_that_was_left_out_for_the_sake_of_diversity() -> None:
     assert "diversity" in found.reason.text
 
 
+def test_a_faiss_index_of_documents_is_asked_alike() -> None:
+    faiss = pytest.importorskip("langchain_rag_explain.faiss")
+    retriever = faiss.FaissDocumentRetriever.from_documents(documents(), LocalEmbeddings(model()), k=3)
+    found = retriever.why_not(QUERY, order()[12])
+    assert (found.reason.name, found.rank, found.total) == ("cut", 13, 25)
+    assert retriever.what_if(QUERY, order()[5], without="dog").rank == 6
+    calibration = retriever.calibrate()
+    hit = retriever.invoke(QUERY)[0].hit
+    assert hit.standing == pytest.approx(calibration.standing(hit.explanation.score), abs=1e-3)
+
+
 def test_a_limit_is_refused_in_words_and_the_retriever_goes_on() -> None:
     retriever = ExplainingRetriever(retriever=in_memory().as_retriever())
     with pytest.raises(InvalidInput, match="reencode must be 0 or more"):
