@@ -5,8 +5,8 @@
 Each collection is indexed by its titles and abstracts, and calibrated twice: with half of its queries, and with
 sentences of its documents in place of queries. Then the other half of the queries, or all of them, are asked. Unrelated
 is every document that was not judged relevant for a query. For each line (the similarity below which the calibration
-says that a share of unrelated pairs is) the table has the share that really is below it, the mean over queries, with the
-standard error of both together: of the calibration, which it states itself, and of the mean.
+says that a share of unrelated pairs is) the table has the share that really is below it, the mean over queries, with
+the standard error of both together: of the calibration, which it states itself, and of the mean.
 
 Relevant documents above the line are counted too, so that it is seen what the line is good for. --keep FOLDER keeps
 embeddings for the next run.

@@ -154,7 +154,8 @@ def without_it(change: Change) -> str:
     if change.score is None or change.change is None:
         return "without it no text would be left"
     rank = "" if change.rank is None else f", rank {change.rank:,}"
-    return f"without it the score is {change.score:.4f} ({number(change.change)}){rank}"
+    by = number(change.change).replace("-", "−")  # as the page writes its own numbers
+    return f"without it the score is {change.score:.4f} ({by}){rank}"
 
 
 def ranked(stages: Sequence[Stage]) -> str:

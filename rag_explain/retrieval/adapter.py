@@ -182,7 +182,10 @@ class HitExplainer(ProcessBound):
 
     def use(self, calibration: Calibration | None, search: Search) -> None:
         """Give hits from now on this calibration; refused where it is of another encoder."""
-        self._background.keep(calibration, self.explainer_of(search), self._moments.take(search))
+        if calibration is None:
+            self._background = Background()
+        else:
+            self._background.keep(calibration, self.explainer_of(search), self._moments.take(search))
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any

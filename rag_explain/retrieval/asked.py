@@ -43,6 +43,7 @@ class Asked:
         removed: what the search's own settings leave out.
         sought: how an approximate index would have found an entry; None where no setting is known that does.
         surrogate: why the search does not rank by the similarity of vectors alone, where it does not.
+        otherwise: why the scores are not the similarity that is explained, where they are not.
         reencode: how many documents may be encoded again to know a rank.
     """
 
@@ -55,6 +56,7 @@ class Asked:
     removed: Removed = NOTHING
     sought: Callable[[Entry], str | None] = no_reason
     surrogate: str | None = None
+    otherwise: str | None = None
     reencode: int = 0
     _known: dict[str, float] = field(default_factory=dict, repr=False)
 

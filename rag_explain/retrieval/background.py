@@ -111,9 +111,9 @@ class Background:
         self.calibration: Calibration | None = None
         self._glances: Any = None
 
-    def keep(self, calibration: Calibration | None, explainer: Explainer, moment: Moment) -> None:
+    def keep(self, calibration: Calibration, explainer: Explainer, moment: Moment) -> None:
         """Use it from now on; refused where it is of another encoder."""
-        if calibration is not None and not _fits(calibration, explainer):
+        if not _fits(calibration, explainer):
             raise InvalidInput(
                 f"the calibration was made with {calibration.model}, and not with {explainer.scorer.name} as it is "
                 "now: calibrate again"

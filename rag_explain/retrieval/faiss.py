@@ -148,26 +148,33 @@ class FaissRetriever(FaissQuestions, ProcessBound):
         return self.search_many([query], k, explain, top=top, filter=filter, min_score=min_score)[0]
 
     def search_many(
-        self, queries: Sequence[str], k: int = 10, explain: ExplainMode | None = None, **options: Any
-    ) -> list[Hits]:
-        """`search` for several queries, which are embedded and looked up together."""
-        return [hits for _, hits in self._searched(queries, k, explain, **options)]
-
-    def search_rows(
-        self, query: str, k: int = 10, explain: ExplainMode | None = None, **options: Any
-    ) -> tuple[list[int], Hits]:
-        """`search`, with the row of each hit: for those who keep more of a document than its text."""
-        return self._searched([query], k, explain, **options)[0]
-
-    def _searched(
         self,
         queries: Sequence[str],
-        k: int,
-        explain: ExplainMode | None,
+        k: int = 10,
+        explain: ExplainMode | None = None,
         *,
         top: int | None = None,
         filter: Filter | None = None,
         min_score: float | None = None,
+    ) -> list[Hits]:
+        """`search` for several queries, which are embedded and looked up together."""
+        return [hits for _, hits in self._searched(queries, k, explain, top, Sieve(filter, min_score, self.index))]
+
+    def search_rows(
+        self,
+        query: str,
+        k: int = 10,
+        explain: ExplainMode | None = None,
+        *,
+        top: int | None = None,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+    ) -> tuple[list[int], Hits]:
+        """`search`, with the row of each hit: for those who keep more of a document than its text."""
+        return self._searched([query], k, explain, top, Sieve(filter, min_score, self.index))[0]
+
+    def _searched(
+        self, queries: Sequence[str], k: int, explain: ExplainMode | None, top: int | None, sieve: Sieve
     ) -> list[tuple[list[int], Hits]]:
         if isinstance(queries, str):
             raise InvalidInput("search_many takes a list of queries: use search for one")
@@ -179,7 +186,7 @@ class FaissRetriever(FaissQuestions, ProcessBound):
         vectors = self._vectors(queries, explain)
         metric, reason = self._scoring(vectors)
         search = self._search(metric, reason)
-        found = self._found(vectors, k, Sieve(filter, min_score, metric))
+        found = self._found(vectors, k, sieve)
         return [
             ([row for row, _ in one], self._hits(query, one, search, explain, top))
             for query, one in zip(queries, found, strict=True)
@@ -307,9 +314,10 @@ class FaissRetriever(FaissQuestions, ProcessBound):
         ids = {row: document.id for row, document in rows.items() if document.id is not None}
         metadata = {row: document.metadata for row, document in rows.items()}
         given = {"ids": ids, "metadata": metadata, "normalize": manifest["normalize"], **options}
-        made_of = cls(index, documents, explainer, **given)
-        made_of.calibration = read_calibration(folder)
-        return made_of
+        retriever = cls(index, documents, explainer, **given)
+        if (calibration := read_calibration(folder)) is not None:
+            retriever.calibration = calibration
+        return retriever
 
     def __len__(self) -> int:
         return int(self.index.ntotal)

@@ -21,7 +21,7 @@ from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
 from rag_explain.retrieval.asked import Asked, Removed, checked_limit
 from rag_explain.retrieval.background import calibrated
 from rag_explain.retrieval.corpus import Entry
-from rag_explain.retrieval.faiss_rows import FaissCorpus, Sieve, enough_effort, exhaustive
+from rag_explain.retrieval.faiss_rows import FaissCorpus, Filter, Sieve, enough_effort, exhaustive
 from rag_explain.retrieval.ladder import climb
 from rag_explain.retrieval.places import Places, placed
 from rag_explain.retrieval.search import RetrievedDocument, Search
@@ -60,16 +60,25 @@ class FaissQuestions(ABC):
         """The document of a row."""
 
     def why_not(
-        self, query: str, id: str, *, got: str | None = None, k: int = 10, reencode: int = 0, **options: Any
+        self,
+        query: str,
+        id: str,
+        *,
+        got: str | None = None,
+        k: int = 10,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        reencode: int = 0,
     ) -> WhyNot:
         """Why this document was not among the k that `search` returns, or not before the hit `got`.
 
-        `options` are those of the search that is asked about: filter and min_score. Where the index does not give the
-        vectors of all documents, an exact rank is known only if as many as `reencode` may be encoded again.
+        `filter` and `min_score` are those of the search that is asked about. Where the index does not give the vectors
+        of all documents, an exact rank is known only if as many as `reencode` may be encoded again.
         """
-        hits, vector = self.search_rows(query, k, **options)[1], self._vectors([query])
-        metric = self._scoring(vector)[0]
-        sieve = Sieve(options.get("filter"), options.get("min_score"), metric)
+        limit, sieve = checked_limit(reencode), Sieve(filter, min_score, self.index)
+        _, hits = self.search_rows(query, k, filter=filter, min_score=min_score)
+        vector = self._vectors([query])
+        metric, reason = self._scoring(vector)
         asked = Asked(
             query=query,
             hits=hits,
@@ -79,7 +88,8 @@ class FaissQuestions(ABC):
             searched="this index",
             removed=Removed(lambda entry: sieve.reason(entry.document), partial(self._below, sieve, vector)),
             sought=lambda entry: enough_effort(self.index, vector, k, entry.key),
-            reencode=checked_limit(reencode),
+            reencode=limit,
+            otherwise=reason,
         )
         return climb(asked, id, got)
 

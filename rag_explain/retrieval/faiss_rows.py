@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -28,18 +30,14 @@ _NOTHING = -1  # the id with which FAISS fills up what it did not find
 class Sieve:
     """What a search leaves out of what the index found."""
 
-    def __init__(self, filter: Filter | None, min_score: float | None, metric: Metric) -> None:
+    def __init__(self, filter: Filter | None, min_score: float | None, index: Any) -> None:
         if not (filter is None or callable(filter) or isinstance(filter, Mapping)):
             raise InvalidInput(
                 f"filter must be a mapping of metadata, or a function of them, not {type(filter).__name__}"
             )
-        if min_score is not None and (isinstance(min_score, bool) or not isinstance(min_score, (int, float))):
+        if min_score is not None and (isinstance(min_score, bool) or not _is_number(min_score)):
             raise InvalidInput(f"min_score must be a number in the unit of the index, not {min_score!r}")
-        self.filter, self.min_score, self._is_distance = filter, min_score, metric.is_distance
-
-    def lets(self, document: RetrievedDocument) -> bool:
-        """Whether a document with its score is returned."""
-        return self.reason(document) is None and (document.score is None or self.is_enough(document.score))
+        self.filter, self.min_score, self._is_distance = filter, min_score, is_distance(index)
 
     def is_enough(self, score: float) -> bool:
         """Of a distance, which is better the smaller it is, `min_score` is the largest that is let through."""
@@ -61,6 +59,15 @@ class Sieve:
         return None
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def is_distance(index: Any) -> bool:
+    """Whether the index gives the smaller scores to what is nearer."""
+    return not sys.modules["faiss"].is_similarity_metric(index.metric_type)
+
+
 class FaissCorpus(Corpus):
     """The rows of one index; the metric is that of the vectors as they are searched."""
 
@@ -72,10 +79,11 @@ class FaissCorpus(Corpus):
 
     def ranking(self, query: Vector, explainer: Explainer) -> Ranking:
         scores, rows = exhaustive(self._index, np.ascontiguousarray(query[None], np.float32), int(self._index.ntotal))
-        found = [(row, score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True) if row >= 0]
+        found = [(row, score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
+        found = [(row, score) for row, score in found if row != _NOTHING]
         told = [self._metric.similarity(score) for _, score in found]
         is_told = all(one is not None for one in told)
-        own = [-score if self._metric.is_distance else score for _, score in found]
+        own = [-score if is_distance(self._index) else score for _, score in found]
         is_exact = FaissEngine(self._index).tolerance <= TOLERANCE
         values = np.array(told if is_told else own, np.float64)
         return ranked([row for row, _ in found], values, is_exact=is_exact, is_similarity=is_told)

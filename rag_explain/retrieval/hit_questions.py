@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rag_explain.retrieval")
 
 
+_NOT_ONE = "the index does not tell one entry by its id"
+
+
 class HitQuery(Protocol):
     """The query that a hit was found for, as the hits of one search share it."""
 
@@ -52,7 +55,8 @@ def _asked(query: HitQuery, text: str | Passage, name: str | None, places: Place
     except Exception as error:  # a store that does not answer must not take the scores away
         logger.warning("ranks are not known: %s: %s", type(error).__name__, error)
         key = None
-    return placed(query.explainer, query.text, text, None if key is None else places, key, **options)
+    found = placed(query.explainer, query.text, text, None if key is None else places, key, **options)
+    return found if places is None or key is not None else replace(found, unknown_rank=_NOT_ONE)
 
 
 def _key(corpus: Corpus, name: str) -> Hashable:

@@ -245,7 +245,7 @@ def _with_words(asked: Asked, made: WhyNot, entry: Entry, rival: Hit) -> WhyNot:
     passage, other = as_passage(entry.document.text), as_passage(embedded(rival))
     contrast = asked.explainer.contrast(asked.query, passage, other)
     with asked.explainer.scorer.computing():
-        rungs = (*made.rungs, *_unread(asked, passage), _words(contrast.difference, rival))
+        rungs = (*made.rungs, *_unread(asked, passage), _words(contrast.difference, rival, asked.otherwise))
         tried = (*_read_whole(asked, entry, passage), *_suggestions(asked, passage, other, rival))
     return replace(made, rungs=rungs, contrast=contrast, suggestions=tried)
 
@@ -265,9 +265,11 @@ def _unread(asked: Asked, passage: Passage) -> Iterator[Rung]:
         yield Rung("unread", f"{told} It is not that: the rest scores {score:.4f} by itself, what was read {own:.4f}")
 
 
-def _words(difference: float, rival: Hit) -> Rung:
+def _words(difference: float, rival: Hit, otherwise: str | None) -> Rung:
     how = "lower" if difference > 0 else "higher"
     told = f"its own score is {abs(difference):.4f} {how} than that of {rival.id}"
+    if difference <= 0 and otherwise:
+        return Rung("words", f"{told}, and still it stands lower: {otherwise}", explains=True)
     return Rung("words", f"{told}: the words tell where that comes from", explains=True)
 
 

@@ -309,3 +309,31 @@ def test_it_is_shown_and_written(tmp_path: Path) -> None:
     assert "It stands at rank 41" in page
     assert "<script" not in page
     assert "It stands" in found._repr_html_()
+
+
+@pytest.mark.parametrize("metric", [faiss.METRIC_L1, faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT])
+def test_a_rank_is_by_what_the_index_compares(metric: int) -> None:
+    index = faiss.IndexFlat(vectors().shape[1], metric)
+    searched = retriever(index)
+    whole = [hit.id for hit in searched.search(QUERY, 120)]
+    assert searched.why_not(QUERY, whole[70], k=5).rank == 71
+    hits = searched.search(QUERY, 5)
+    left = searched.search(QUERY, 5, min_score=hits[1].score)
+    assert [hit.id for hit in left] == [hit.id for hit in hits[:2]]
+
+
+def test_ids_of_an_idmap_may_be_negative() -> None:
+    index = faiss.IndexIDMap(faiss.IndexFlatIP(vectors().shape[1]))
+    rows = np.array([-50 - number for number in range(120)])
+    index.add_with_ids(vectors(), rows)
+    kept = dict(zip(rows.tolist(), texts(), strict=True))
+    searched = FaissRetriever(index, kept, explainer(), normalize=True)
+    wanted = order()[30]
+    found = searched.why_not(QUERY, str(rows[IDS.index(wanted)]), k=3)
+    assert (found.rank, found.total) == (31, 120)
+
+
+def test_what_is_no_score_is_refused() -> None:
+    for wrong in ("0.3", True, float("nan")):
+        with pytest.raises(InvalidInput, match="min_score must be a number"):
+            retriever().search(QUERY, min_score=wrong)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def told(change: Change) -> str:
 
 def _table(changes: Sequence[Change], side: Role) -> Table:
     rows = tuple(_cells(change) for change in changes if change.role == side)
-    return Table((Column(f"what if, in the {side}", width=48), *_NUMBERS), rows)
+    return Table((Column(f"in the {side}", width=48), *_NUMBERS), rows)
 
 
 def _cells(change: Change) -> tuple[str, ...]:
