@@ -102,7 +102,7 @@ class HitExplainer(ProcessBound):
         embedder = explainer if isinstance(explainer, Embedder) else embedder
         fixed = Search(source=explainer, embedder=embedder, metric=Metric.named(metric), surrogate=surrogate, name=name)
         self._fixed, self._engine = fixed, engine
-        self._moments, self._checks, self._background = Moments(), Checks(), Background()
+        self._moments, self._checks, self.background = Moments(), Checks(), Background(self)
         if explain != "off":
             self.prepare(fixed)
 
@@ -152,7 +152,7 @@ class HitExplainer(ProcessBound):
         handles = [handle if hit is None else hit.handle for handle, hit in zip(handles, inner, strict=True)]
         if mode == "eager":
             handles = self._computed(handles, search)
-        calibration = self._calibration_of(search, shared)
+        calibration = self.background.of(search, shared and shared.moment)
         parts = [
             shared.parts(document) if shared and rank < wanted else None for rank, document in enumerate(documents)
         ]
@@ -164,28 +164,6 @@ class HitExplainer(ProcessBound):
         staged = passed(search.name, inner, told if any(score is not None for score in told) else None)
         kept = zip(made, staged, strict=True)
         return Hits(own if hit is None else replace(hit, handle=own.handle) for own, hit in kept)
-
-    def _calibration_of(self, search: Search, shared: _Query | None) -> Calibration | None:
-        if self._background.calibration is None:
-            return None
-        return self._background.of(self._moments.take(search) if shared is None else shared.moment)
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """What hits are given."""
-        return self._background.calibration
-
-    def calibrate(self, measure: Callable[[Explainer], Calibration], search: Search) -> Calibration:
-        """Give hits from now on what this measures."""
-        self.use(found := measure(self.explainer_of(search)), search)
-        return found
-
-    def use(self, calibration: Calibration | None, search: Search) -> None:
-        """Give hits from now on this calibration; refused where it is of another encoder."""
-        if calibration is None:
-            self._background = Background()
-        else:
-            self._background.keep(calibration, self.explainer_of(search), self._moments.take(search))
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any
@@ -206,21 +184,20 @@ class HitExplainer(ProcessBound):
         One made from a model is created anew when that was changed, and one made from an embedding object also when
         that embeds in another way.
         """
-        return self.explainer_of(self._search())
+        return self._explainer_for(self._search())
 
-    def explainer_of(self, search: Search) -> Explainer:
-        """What explains hits of such a search."""
+    def _explainer_for(self, search: Search) -> Explainer:
         return self._moments.explainer(self._moments.take(search))
 
     def precompute(self, texts: Sequence[str | Passage], search: Search | None = None, **options: Any) -> Precomputed:
         """Fill the explainer's store from exactly the strings that were embedded; how many were built, kept, failed."""
-        return self.explainer_of(search or self._search()).precompute(texts, **options)
+        return self._explainer_for(search or self._search()).precompute(texts, **options)
 
     def _computed(self, handles: list[Deferred[Explanation]], search: Search) -> list[Deferred[Explanation]]:
         if self.time_limit is not None:
             try:
                 # Made once in its life, and not in the time of the query that came first.
-                explainer = self.explainer_of(search)
+                explainer = self._explainer_for(search)
             except Exception:  # it is logged, and each hit gives it as its reason
                 logger.debug("no explanation of this query is computed")
             else:

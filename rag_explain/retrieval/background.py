@@ -7,8 +7,8 @@ its own.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from rag_explain.results.calibration import LEVELS, Calibration
 from rag_explain.results.metric import Metric
 from rag_explain.retrieval.corpus import Corpus, Entry, owners, text_of
 from rag_explain.retrieval.places import Embed
-from rag_explain.retrieval.search import Moment
+from rag_explain.retrieval.search import Moment, Moments, Search
 from rag_explain.texts.segments import part_spans, sentence_spans
 
 if TYPE_CHECKING:
@@ -104,29 +104,46 @@ def _distribution(rows: Sequence[Table]) -> tuple[tuple[float, ...], tuple[float
     return tuple(scores.tolist()), tuple(errors.tolist())
 
 
+class Owner(Protocol):
+    """What makes hits: it has the Explainer and the moment of each search."""
+
+    _moments: Moments
+
+    def _explainer_for(self, search: Search) -> Explainer: ...
+
+
 class Background:
     """The calibration that hits are given: only as long as the model is the one that it was made with."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
         self.calibration: Calibration | None = None
-        self._glances: Any = None
+        self._glances: Any = None  # at the models, when it was measured
 
-    def keep(self, calibration: Calibration, explainer: Explainer, moment: Moment) -> None:
-        """Use it from now on; refused where it is of another encoder."""
-        if not _fits(calibration, explainer):
-            raise InvalidInput(
-                f"the calibration was made with {calibration.model}, and not with {explainer.scorer.name} as it is "
-                "now: calibrate again"
-            )
-        self.calibration, self._glances = calibration, moment.glances
+    def measure(self, made: Callable[[Explainer], Calibration], search: Search) -> Calibration:
+        """Give hits from now on what this measures."""
+        self.use(found := made(self._owner._explainer_for(search)), search)
+        return found
 
-    def of(self, moment: Moment) -> Calibration | None:
+    def use(self, calibration: Calibration | None, search: Search) -> None:
+        """Give hits from now on this calibration; refused where it is of another encoder."""
+        if calibration is not None:
+            explainer = self._owner._explainer_for(search)
+            if not _fits(calibration, explainer):
+                now = f"{explainer.scorer.name} as it is now"
+                raise InvalidInput(f"the calibration is of {calibration.model}, not of {now}: calibrate again")
+            self._glances = self._owner._moments.take(search).glances
+        self.calibration = calibration
+
+    def of(self, search: Search, moment: Moment | None) -> Calibration | None:
         """What it is for hits of a search; None where the model is another one since."""
-        if self.calibration is None or moment.glances == self._glances:
-            return self.calibration
-        if moment.made is None or not _fits(self.calibration, moment.made):
+        if self.calibration is None:
             return None
-        self._glances = moment.glances
+        moment = moment or self._owner._moments.take(search)
+        if moment.glances != self._glances:
+            if moment.made is None or not _fits(self.calibration, moment.made):
+                return None
+            self._glances = moment.glances
         return self.calibration
 
 

@@ -39,7 +39,14 @@ class FaissQuestions(ABC):
 
     @abstractmethod
     def search_rows(
-        self, query: str, k: int = 10, explain: ExplainMode | None = None, **options: Any
+        self,
+        query: str,
+        k: int = 10,
+        explain: ExplainMode | None = None,
+        *,
+        top: int | None = None,
+        filter: Filter | None = None,
+        min_score: float | None = None,
     ) -> tuple[list[int], Hits]:
         """What is returned for a query, with the row of each hit."""
 
@@ -122,16 +129,16 @@ class FaissQuestions(ABC):
             metric = self._scoring(self._vectors([TEXTS[0]]))[0]
             return calibrated(self._corpus(metric), explainer, metric, queries, self._vectors)
 
-        return self._hit_explainer.calibrate(measured, self._calibrated_search())
+        return self._hit_explainer.background.measure(measured, self._calibrated_search())
 
     @property
     def calibration(self) -> Calibration | None:
         """What `calibrate` measured, or was kept with the index; it can be set, too."""
-        return self._hit_explainer.calibration
+        return self._hit_explainer.background.calibration
 
     @calibration.setter
     def calibration(self, calibration: Calibration | None) -> None:
-        self._hit_explainer.use(calibration, self._calibrated_search())
+        self._hit_explainer.background.use(calibration, self._calibrated_search())
 
     @abstractmethod
     def _calibrated_search(self) -> Search:

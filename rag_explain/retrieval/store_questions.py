@@ -52,7 +52,7 @@ class StoreQuestions:
         from rag_explain.retrieval.ladder import climb  # it needs torch, which adapters and logs do not
 
         limit, corpus, search = checked_limit(reencode), self._corpus(), self._search()
-        explainer = self._hit_explainer.explainer_of(search)
+        explainer = self._hit_explainer._explainer_for(search)
         asked = Asked(
             query=query,
             hits=self._returned(query, options),
@@ -68,7 +68,7 @@ class StoreQuestions:
 
     def what_if(self, query: str, id: str, *, without: Any = None, replace: Any = None) -> WhatIf:
         """As `Explainer.what_if`, of a document of the store by its id, with the rank that it has then."""
-        explainer = self._hit_explainer.explainer_of(self._search())
+        explainer = self._hit_explainer._explainer_for(self._search())
         places = Places(self._corpus(), explainer)
         entry = next(iter(places.corpus.named(id)), None)
         if entry is None or entry.document.text is None:
@@ -89,13 +89,13 @@ class StoreQuestions:
 
             return calibrated(self._corpus(), explainer, search.metric, queries, embed)
 
-        return self._hit_explainer.calibrate(measured, search)
+        return self._hit_explainer.background.measure(measured, search)
 
     @property
     def calibration(self) -> Calibration | None:
         """What `calibrate` measured, or what was set."""
-        return self._hit_explainer.calibration
+        return self._hit_explainer.background.calibration
 
     @calibration.setter
     def calibration(self, calibration: Calibration | None) -> None:
-        self._hit_explainer.use(calibration, self._search())
+        self._hit_explainer.background.use(calibration, self._search())
