@@ -152,7 +152,7 @@ class HitExplainer(ProcessBound):
         handles = [handle if hit is None else hit.handle for handle, hit in zip(handles, inner, strict=True)]
         if mode == "eager":
             handles = self._computed(handles, search)
-        calibration = self.background.of(search, shared and shared.moment)
+        calibration = self.background.of(search, shared.moment if shared else None)
         parts = [
             shared.parts(document) if shared and rank < wanted else None for rank, document in enumerate(documents)
         ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from rag_explain.errors import InvalidInput
+from rag_explain.errors import InvalidInput, RagExplainError
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.notices import TRUNCATED
 from rag_explain.results.why_not import Rung, Suggestion, WhyNot
@@ -49,7 +49,12 @@ def climb(asked: Asked, wanted: str, got: str | None = None) -> WhyNot:
         )
     if entry is None or rival is None or not rungs or made.reason.name not in _BY_SCORE:
         return made
-    return made if entry.document.text is None or rival.text is None else _with_words(asked, made, entry, rival)
+    if entry.document.text is None or rival.text is None:
+        return made
+    try:
+        return _with_words(asked, made, entry, rival)
+    except RagExplainError as error:  # no more texts may be sent, say: what is known so far stays
+        return replace(made, rungs=(*made.rungs, Rung("words", f"the words cannot be told: {error}")))
 
 
 def _steps(asked: Asked, entry: Entry, rival: Hit | None) -> Iterator[Rung]:

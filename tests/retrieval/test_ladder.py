@@ -20,6 +20,7 @@ from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.stages import Stage
 from rag_explain.results.why_not import WhyNot
 from rag_explain.retrieval.ladder import lowered
+from tests.support.embedders import Asked
 from tests.support.models import CORPUS, tiny
 
 QUERY = "why did the dog bark at the moon?"
@@ -337,3 +338,19 @@ def test_what_is_no_score_is_refused() -> None:
     for wrong in ("0.3", True, float("nan")):
         with pytest.raises(InvalidInput, match="min_score must be a number"):
             retriever().search(QUERY, min_score=wrong)  # type: ignore[arg-type]
+
+
+def test_of_a_black_box_the_ladder_is_climbed_as_far_as_texts_may_be_sent() -> None:
+    asked = Asked(tiny("bert", dtype=torch.float32))
+    own = Explainer(asked)
+    searched = FaissRetriever.from_texts(list(texts()), own, ids=IDS)
+    scores = own.scorer.score(QUERY, texts())
+    far = IDS[int(np.argsort(-scores)[40])]
+    with own.scorer.at_most(5):  # type: ignore[attr-defined]
+        found = searched.why_not(QUERY, far, k=3)
+    assert (found.reason.name, found.rank) == ("cut", 41)
+    assert "the words cannot be told: max_calls is spent" in found.rungs[-1].text
+    whole = searched.why_not(QUERY, far, k=3)
+    assert names(whole)[-1] == "words"
+    assert whole.contrast is not None
+    assert whole.contrast.wanted.method == "occlusion"

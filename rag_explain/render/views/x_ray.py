@@ -10,7 +10,6 @@ from rag_explain.results.x_ray import XRay
 
 _WIDTH = 90
 _SHARE = Column("share", is_number=True)
-_PALER = 1.5
 _PLENTY = 0.25  # a header or a line of metadata that makes up more than this is said first
 
 
@@ -55,7 +54,7 @@ def _words(found: XRay) -> Words:
         position = one.end
     pieces.append(Piece(found.document[position:]))
     values = tuple(one.value for one in parts)
-    scale = _PALER * max(map(abs, values), default=0.0)  # a whole sentence in the strongest tint is hard to read
+    scale = max(map(abs, values), default=0.0)
     notes = tuple(_percent(value) for value in values)
     return Words(tuple(one for one in pieces if one.text), values, scale, notes, label="text")
 
