@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +23,7 @@ from rag_explain.methods.base import by_unit
 from rag_explain.methods.slices import Slices, split
 from rag_explain.planner import BUCKET_TOKENS, DocumentPlanner
 from rag_explain.probes import Probes
+from rag_explain.progress import progress_bar
 from rag_explain.query import PreparedQuery
 from rag_explain.results.comparison import Compared, Comparison
 from rag_explain.results.contrast import Contrast
@@ -34,10 +33,14 @@ from rag_explain.results.highlights import Highlights
 from rag_explain.results.notices import merged
 from rag_explain.results.plan import Plan
 from rag_explain.results.precomputed import Precomputed
+from rag_explain.results.what_if import WhatIf
+from rag_explain.results.x_ray import XRay
 from rag_explain.scorers import Scorer, resolve
 from rag_explain.store import Store
-from rag_explain.texts.passage import Passage, as_passage, as_passages, check_id
+from rag_explain.texts.passage import Passage, as_passage, checked_ids, many_passages, named
 from rag_explain.texts.tokens import Role, Unit, known_unit
+from rag_explain.what_if import Part, Ranks, Replacements, Texts, agreements, answer, changed_texts, what_matters
+from rag_explain.x_ray import x_rayed
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
@@ -119,7 +122,7 @@ class Explainer(ProcessBound):
         `occlusion`. `ids` are the caller's names of the documents, under which `store.forget(ids)` erases what is kept
         of them.
         """
-        passages = _many(documents, "explain_many takes a list of documents: use explain for one")
+        passages = many_passages(documents, "explain_many takes a list of documents: use explain for one")
         return self._explained(query, passages, self.method.grain(unit), ids)
 
     def highlight(self, query: str, document: str | Passage, *, unit: Unit | None = None) -> Highlights:
@@ -133,7 +136,7 @@ class Explainer(ProcessBound):
         self, query: str, documents: Sequence[str | Passage], *, unit: Unit | None = None, ids: Names | None = None
     ) -> list[Highlights]:
         """Highlights of each document, in the order given: one cotangent each, where pairs take one per query word."""
-        passages = _many(documents, "highlight_many takes a list of documents: use highlight for one")
+        passages = many_passages(documents, "highlight_many takes a list of documents: use highlight for one")
         grain = self.method.grain(unit if unit or self.method.edits else "word")
         return [
             Highlights.of(one) for one in self._explained(query, passages, grain, ids, whole=self.method.asks_whole)
@@ -143,7 +146,7 @@ class Explainer(ProcessBound):
         self, query: str, passages: tuple[Passage, ...], unit: Unit, ids: Names | None, *, whole: bool = False
     ) -> list[Explanation]:
         """Explanations in this unit; with `whole`, of the query as a whole, whose words have no rows then."""
-        ids = None if ids is None else _checked_ids(ids, len(passages))
+        ids = None if ids is None else checked_ids(ids, len(passages))
         if not passages:
             return []
         # Factors of a linear method are pushed and pulled by word or sentence; other results are grouped afterwards.
@@ -172,12 +175,63 @@ class Explainer(ProcessBound):
 
         `backend(query, sentences)` gives one number per sentence instead: a trained highlighter, say.
         """
-        passages = _many(documents, "evidence_many takes a list of documents: use evidence for one")
+        passages = many_passages(documents, "evidence_many takes a list of documents: use evidence for one")
         return find_evidence(self.scorer, as_passage(query), passages, k, backend)
 
     def contrast(self, query: str, wanted: str | Passage, got: str | Passage) -> Contrast:
         """Why `got` and not `wanted`: which words made the difference between their scores."""
         return Contrast(*self.explain_many(query, [wanted, got], unit="word"))
+
+    def what_if(
+        self,
+        query: str,
+        document: str | Passage,
+        *,
+        without: Part | Sequence[Part] | None = None,
+        replace: Replacements | None = None,
+        ranks: Ranks | None = None,
+    ) -> WhatIf:
+        """What the score is without a part of either text, or with others in its place: computed again, not predicted.
+
+        Args:
+            without: a word, a sentence or any piece of either text, or a list of them, each tried by itself.
+            replace: another query; or a mapping of such parts to what is to stand in their place.
+            ranks: gives the document's rank for what was tried; a retriever does, by its index.
+
+        Without either, the parts that matter are tried: every word of the query, what carries most in the document, and
+        what the encoder did not read of it.
+        """
+        with self.scorer.computing():
+            texts = Texts(self.scorer, as_passage(query).text, as_passage(document))
+            is_named = without is not None or replace is not None
+            tried = changed_texts(texts, without, replace) if is_named else []
+            if tried and self.method.edits:  # to leave parts out to explain costs more than what was asked for
+                return answer(texts, None, tried, ranks)
+        why = self.explain(query, document, unit=self.parts_unit)
+        with self.scorer.computing():
+            return answer(texts, why, tried or what_matters(texts, why), ranks)
+
+    @property
+    def parts_unit(self) -> Unit | None:
+        """The unit in which parts of a text are looked at: words, or what the method leaves out."""
+        return None if self.method.edits else "word"
+
+    def x_ray(self, document: str | Passage, *, unit: Unit | None = None) -> XRay:
+        """What the vector of `document` is about: the share of each part of it. Free where its factors are kept.
+
+        By words, or by sentences: None is what is kept, else words; or sentences, where parts are left out.
+        """
+        if not self.method.linear:
+            raise InvalidInput(
+                f"{self.method.name} has no rows that sum to an embedding: use bilrp, pooled or occlusion"
+            )
+        passage = as_passage(document)
+        kept = self._planner.kept([passage])[0] if unit is None else None
+        asked: Unit = self.method.grain(unit or self.parts_unit)
+        factors = kept or self.factor([passage], unit=asked)[0]
+        with self.scorer.computing():
+            spans = self.scorer.read((passage,), "document").spans
+        return x_rayed(factors, passage, spans[0] if spans else None, self.scorer.name)
 
     def precompute(
         self,
@@ -201,16 +255,16 @@ class Explainer(ProcessBound):
         unit = self.method.grain(unit or ("sentence" if self.method.linear else "token"))
         total = len(texts) if isinstance(texts, Sized) else None
         if ids is not None and total is not None:  # refused before anything is computed
-            ids = _checked_ids(ids, total)
-        pairs = ((text, None) for text in texts) if ids is None else _named(texts, ids)
-        with self.scorer.computing(), _progress(progress, total) as advance:
+            ids = checked_ids(ids, total)
+        pairs = ((text, None) for text in texts) if ids is None else named(texts, ids)
+        with self.scorer.computing(), progress_bar("factors", total, shown=progress) as advance:
             return self._planner.precompute(pairs, advance, unit)
 
     def plan(
         self, texts: Sequence[str | Passage], *, query: str | Passage | None = None, unit: Unit | None = None
     ) -> Plan:
         """How many embeddings `precompute(texts)`, or `explain_many(query, texts)`, will cost: nothing is embedded."""
-        passages = _many(texts, "plan takes a list of texts")
+        passages = many_passages(texts, "plan takes a list of texts")
         asked = None if query is None else as_passage(query)
         with self.scorer.computing():
             return self._planner.plan(passages, asked, self.method.grain(unit))
@@ -243,7 +297,8 @@ class Explainer(ProcessBound):
 
         A method is a name, or a mapping with "method" and its options, such as {"method": "ij", "layer": 5}. None: all
         methods that split this scorer's score. One that refuses the model is listed with its reason. With `layers`,
-        each method is asked at each of these blocks: whether it says the same wherever it is asked.
+        each method is asked at each of these blocks: whether it says the same wherever it is asked. What each says is
+        held against what the score really loses, which takes an encoding for each word or sentence of both texts.
         """
         chosen = self.scorer.methods if methods is None else methods
         if isinstance(chosen, str) or not chosen:
@@ -251,7 +306,10 @@ class Explainer(ProcessBound):
         asked = [dict(one) if isinstance(one, Mapping) else {"method": one} for one in chosen]
         if layers is not None:
             asked = [one | {"layer": layer} for layer in layers for one in asked]
-        return Comparison.of([self._compared(query, document, options) for options in asked])
+        rows = [self._compared(query, document, options) for options in asked]
+        with self.scorer.computing():
+            explanations = [row.explanation for row in rows]
+            return Comparison.of(rows, *agreements(self.scorer, query, as_passage(document), explanations))
 
     def _compared(self, query: str, document: str | Passage, options: Mapping[str, Any]) -> Compared:
         named = {key: getattr(value, "name", value) for key, value in options.items()}
@@ -272,7 +330,7 @@ class Explainer(ProcessBound):
         """
         if role not in ("query", "document"):
             raise InvalidInput(f"role must be 'query' or 'document', not {role!r}")
-        passages = _many(texts, "factor takes a list of texts")
+        passages = many_passages(texts, "factor takes a list of texts")
         if not passages:
             return []
         with self.scorer.computing():
@@ -296,7 +354,7 @@ class Explainer(ProcessBound):
 
     def document_vectors(self, documents: Sequence[str | Passage]) -> NDArray[np.float32]:
         """(D, e): what the model's `encode_document` gives. Documents whose factors are kept are not encoded again."""
-        passages = _many(documents, "document_vectors takes a list of documents")
+        passages = many_passages(documents, "document_vectors takes a list of documents")
         kept = self._planner.kept(passages) if self.method.embeds else [None] * len(passages)
         missing = [index for index, factors in enumerate(kept) if factors is None]
         found = dict(zip(missing, self.scorer.embed([passages[index] for index in missing], "document"), strict=True))
@@ -343,48 +401,3 @@ class Explainer(ProcessBound):
 
     def __repr__(self) -> str:
         return f"Explainer({self.scorer.name!r}, method={self.method.name!r}, layer={self.method.layer})"
-
-
-def _many(texts: Sequence[str | Passage], otherwise: str) -> tuple[Passage, ...]:
-    if isinstance(texts, (str, Passage)) or not isinstance(texts, Iterable):
-        raise InvalidInput(otherwise)
-    return as_passages(texts)
-
-
-def _checked_ids(ids: Iterable[str | None], count: int) -> list[str | None]:
-    """One string, or None, for each of the documents; anything else is refused."""
-    names = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else []
-    if len(names) != count:
-        raise InvalidInput(f"give one id, or None, for each of the {count} documents")
-    for name in names:
-        if name is not None:
-            check_id(name)
-    return names
-
-
-def _named(texts: Iterable[T], ids: Iterable[str | None]) -> Iterator[tuple[T, str | None]]:
-    """Each text with its id, as they come."""
-    if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise InvalidInput("ids must be a list: one id, or None, for each text")
-    missing = object()
-    for number, (text, name) in enumerate(zip_longest(texts, ids, fillvalue=missing)):
-        if text is missing or name is missing:
-            raise InvalidInput(f"there are not as many ids as texts: one of them ended after {number}")
-        if name is not None:
-            check_id(name)
-        yield text, name  # type: ignore[misc]  # neither is the filling
-
-
-@contextmanager
-def _progress(shown: bool, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, or nothing."""
-    if not shown:
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("factors"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("factors", total=total)
-        yield lambda count: bar.advance(task, count)

@@ -1,6 +1,7 @@
 """The nouns of the library in one place, for those who import them from here."""
 
 from rag_explain.factors import Array, Factors
+from rag_explain.results.calibration import Calibration
 from rag_explain.results.comparison import Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.deferred import Deferred, Status
@@ -15,9 +16,13 @@ from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.spans import ValuedSpan
 from rag_explain.results.stages import Stage
 from rag_explain.results.terms import Term
+from rag_explain.results.what_if import Change, WhatIf
+from rag_explain.results.why_not import Rung, Suggestion, WhyNot
+from rag_explain.results.x_ray import XRay
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Part, Role, Token, Unit
 
-__all__ = ["Array", "Comparison", "Contrast", "Deferred", "Evidence", "Explanation", "Factors", "Highlights", "Hit"]
-__all__ += ["Hits", "Link", "Metric", "Notice", "Pair", "Part", "Passage", "Precomputed", "Role", "Stage", "Status"]
-__all__ += ["Term", "Token", "Unit", "ValuedSpan"]
+__all__ = ["Array", "Calibration", "Change", "Comparison", "Contrast", "Deferred", "Evidence", "Explanation"]
+__all__ += ["Factors", "Highlights", "Hit", "Hits", "Link", "Metric", "Notice", "Pair", "Part", "Passage"]
+__all__ += ["Precomputed", "Role", "Rung", "Stage", "Status", "Suggestion", "Term", "Token", "Unit", "ValuedSpan"]
+__all__ += ["WhatIf", "WhyNot", "XRay"]

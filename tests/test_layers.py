@@ -19,7 +19,8 @@ LAYERS = """
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.terms results.trust results.explanation results.stages
-    results.highlights results.evidence results.contrast results.comparison results.overview results.hits
+    results.highlights results.evidence results.contrast results.comparison
+    results.why_not results.what_if results.x_ray results.calibration results.overview results.hits
     results.precomputed results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
@@ -38,21 +39,24 @@ LAYERS = """
     methods.occlusion methods.shapley methods.integration_path methods.jacobian methods.baselines methods.bti
     methods.alignment methods.terms methods.cross_encoder methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
-    ski_rental planner query explainer
+    ski_rental planner query progress what_if x_ray explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
     retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.sharing retrieval.legs
     retrieval.nested retrieval.mmr retrieval.search retrieval.truth
+    retrieval.corpus retrieval.places retrieval.hit_questions retrieval.background
     retrieval.adapter retrieval.saved_index
+    retrieval.asked retrieval.ladder retrieval.store_questions retrieval.faiss_rows retrieval.faiss_questions
     retrieval.faiss retrieval.hybrid retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
     log.writer log.lookup log.runs log.states log.verify log.diff log
     render.sentences render.palette render.blocks
     render.views.explanation render.views.overview render.views.highlights render.views.stages render.views.hits
-    render.views.contrast render.views.comparison render.views.evidence render.views
+    render.views.contrast render.views.comparison render.views.evidence render.views.what_if render.views.why_not
+    render.views.x_ray render.views.calibration render.views
     render.terminal render.notebook render.page render.plot render
-    cli.output cli.explain cli.index cli.search cli.demo cli.doctor cli.store cli.log cli __main__
+    cli.output cli.explain cli.index cli.search cli.contrast cli.demo cli.doctor cli.store cli.log cli __main__
 """
 ORDER = LAYERS.split()
 RANK = {name: rank for rank, name in enumerate(ORDER)}

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from rag_explain import __version__
-from rag_explain.cli import demo, doctor, explain, index, log, search, store
+from rag_explain.cli import contrast, demo, doctor, explain, index, log, search, store
 from rag_explain.errors import RagExplainError, first_line
 
-_COMMANDS = (explain, index, search, demo, doctor, store, log)
+_COMMANDS = (explain, index, search, contrast, demo, doctor, store, log)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

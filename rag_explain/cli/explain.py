@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace) -> None:
     with make_explainer(arguments) as explainer:
         # Where parts are left out, one unit is not made of another afterwards.
         unit = arguments.by if explainer.method.edits else None
-        verb = explainer.evidence if arguments.evidence else partial(explainer.explain, unit=unit)
+        verb: Any = explainer.evidence if arguments.evidence else partial(explainer.explain, unit=unit)
+        verb = explainer.what_if if arguments.what_if else verb
         write(verb(arguments.query, _read(arguments.document)), arguments)
 
 

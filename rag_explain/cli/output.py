@@ -12,9 +12,9 @@ from rag_explain.errors import InvalidInput
 from rag_explain.render.views import view_of
 from rag_explain.render.views.explanation import in_unit
 from rag_explain.render.views.stages import load_stages
-from rag_explain.results.evidence import Evidence
+from rag_explain.results.display import Paged
 from rag_explain.results.explanation import Explanation
-from rag_explain.results.hits import Hits
+from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.serialization import to_json
 from rag_explain.texts.tokens import Unit
 
@@ -24,25 +24,34 @@ if TYPE_CHECKING:
 _AT_ONCE = 3  # hits whose pairs are computed before progress is shown
 
 
-def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
-    """--json, --html, --top, --by."""
+def add_form_arguments(command: argparse.ArgumentParser) -> None:
+    """--json, --html."""
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON, for machines")
     page = "write a self-contained page to explore in a browser; without FILE a temporary one, and open it"
     form.add_argument("--html", metavar="FILE.html", nargs="?", const="", type=page_file, help=page)
+
+
+def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
+    """--json, --html, --what-if, --top, --by."""
+    add_form_arguments(command)
+    help = "also compute score and rank again without the words that matter"
+    command.add_argument("--what-if", action="store_true", help=help)
     command.add_argument("--top", type=count, default=top, metavar="N", help="pairs to list (default: %(default)s)")
     by = "unit of the document (default: word; with --json what was computed)"
     command.add_argument("--by", choices=("word", "sentence", "token"), help=by)
 
 
-def write(found: Explanation | Hits | Evidence, arguments: argparse.Namespace) -> None:
-    """Show an explanation, hits or evidence in the form that was asked for."""
+def write(found: Explanation | Hits | Paged, arguments: argparse.Namespace) -> None:
+    """Show what was found in the form that was asked for."""
     from rich.console import Console
 
     if isinstance(found, Hits) and (arguments.json or arguments.html is not None):
         _load(found, Console(stderr=True))
+    if isinstance(found, Hits) and getattr(arguments, "what_if", False):
+        found.load("explanation").load("what_if")
     if arguments.json:
-        print(to_json(_plain(found, arguments.by)))
+        print(to_json(_plain(found, getattr(arguments, "by", None))))
     elif arguments.html is not None:
         _write_page(found, arguments.html)
     else:
@@ -51,11 +60,15 @@ def write(found: Explanation | Hits | Evidence, arguments: argparse.Namespace) -
         console = Console(highlight=False)
         if isinstance(found, Hits) and console.is_terminal:
             _show_first_look(found, console)
-        options = {} if isinstance(found, Evidence) else {"top": arguments.top, "by": arguments.by}
+        is_explained = isinstance(found, Explanation | Hits)
+        options = {"top": arguments.top, "by": arguments.by} if is_explained else {}
         console.print(draw(view_of(found, **options)))
+        for hit in found if isinstance(found, Hits) and getattr(arguments, "what_if", False) else ():
+            console.print()
+            console.print(draw(view_of(hit.what_if())))
 
 
-def _write_page(found: Explanation | Hits | Evidence, path: str) -> None:
+def _write_page(found: Explanation | Hits | Paged, path: str) -> None:
     """To the path; to a temporary file, which a browser opens, where there is none."""
     target = path or str(Path(tempfile.mkdtemp(prefix="rag-explain-")) / "why.html")
     try:
@@ -98,16 +111,20 @@ def _show_first_look(hits: Hits, console: Console) -> None:
             bar.update(task, completed=min(start + _AT_ONCE, len(hits)))
 
 
-def _plain(found: Explanation | Hits | Evidence, by: Unit | None) -> dict[str, Any] | list[Any]:
-    if isinstance(found, Evidence):
-        return found.to_dict()
+def _plain(found: Explanation | Hits | Paged, by: Unit | None) -> dict[str, Any] | list[Any]:
     if isinstance(found, Explanation):
         return (found if by is None else in_unit(found, by)).to_dict()
+    if not isinstance(found, Hits):
+        plain: dict[str, Any] = found.to_dict()
+        return plain
     load_stages(found)
-    return [
-        hit.to_dict() | {"explanation": None if hit.explanation is None else _plain(hit.explanation, by)}
-        for hit in found
-    ]
+    return [_plain_hit(hit, by) for hit in found]
+
+
+def _plain_hit(hit: Hit, by: Unit | None) -> dict[str, Any]:
+    what_if = hit.peek_what_if()
+    explanation = None if hit.explanation is None else _plain(hit.explanation, by)
+    return hit.to_dict() | {"explanation": explanation} | ({} if what_if is None else {"what_if": what_if.to_dict()})
 
 
 def page_file(text: str) -> str:

@@ -27,7 +27,7 @@ class Parts:
     def __init__(self, batch: Batch, index: int, unit: Unit) -> None:
         passage, tokens, is_cut = batch.passages[index], batch.tokens[index], batch.truncated[index]
         self.parts, _ = text_units(tokens, passage.text, unit, truncated=is_cut)
-        self._read, self._shift = _read(batch, index) if is_cut else (passage, 0)
+        self._read, self._shift = read_part(batch, index) if is_cut else (passage, 0)
         self.strings = [passage]
 
     def without(self, numbers: Iterable[int]) -> Passage | None:
@@ -43,7 +43,7 @@ class Parts:
         raise NotImplementedError
 
 
-def _read(batch: Batch, index: int) -> tuple[Passage, int]:
+def read_part(batch: Batch, index: int) -> tuple[Passage, int]:
     """What the encoder read of a text and of its metadata, and where in the text that begins."""
     passage, tokens = batch.passages[index], batch.tokens[index]
     spans = [span for span, one in zip(batch.spans[index], tokens, strict=True) if one.part in ("text", "metadata")]

@@ -92,6 +92,9 @@ def _table(target: ET.Element, table: Table) -> None:
         target = _add(target, "details", "margin:.2em 0 .6em")
         target.attrib |= {"open": "open"} if table.brief is None else {}
         _add(target, "summary", f"{_MUTED};cursor:pointer", table.title)
+    # A narrow page moves the table sideways instead of being moved itself; so the keyboard must reach it.
+    target = _add(target, "div", "overflow-x:auto")
+    target.set("tabindex", "0")
     drawn = _add(target, "table", "border-collapse:collapse;margin:.3em 0;font-size:.95em")
     styles = [_NUMBER if column.is_number else _CELL for column in table.columns]
     head = _add(drawn, "tr", "background:none")

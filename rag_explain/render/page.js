@@ -81,6 +81,8 @@
       this.words = [];
       this.line = el("div", "words");
       this.line.setAttribute("dir", "auto");
+      // Where words have a real change to tell, there is room for it from the beginning: nothing moves when it is shown.
+      this.node.classList.toggle("what-if", source.cards.some((card) => Object.keys(card.whatIf?.query ?? {}).length));
       this.status = el("div", "status");
       this.live = el("div", "hidden");
       this.live.setAttribute("aria-live", "polite");
@@ -93,7 +95,9 @@
       if (source.methods.length > 1) label.append(this.methodSwitch(source.methods));
       label.append(legend);
       const head = el("div", "query", label, this.line, this.status, this.live);
-      this.node.append(...source.about.map((line) => el("p", "about", line)), ...notices(source.unread), head, ...this.overview(source.overview), ...this.cards.map((card) => card.node));
+      const cards = this.cards.flatMap((card) => (card.source.line ? [el("p", "line", card.source.line), card.node] : [card.node]));
+      const about = source.about.map((line) => el("p", "about", line));
+      this.node.append(...about, ...notices(source.unread), head, ...this.overview(source.overview), ...cards);
       // What sticks or scrolls into view below the query has to know how tall it is.
       new ResizeObserver(() => this.node.style.setProperty("--head", `${head.offsetHeight}px`)).observe(head);
       const sight = new IntersectionObserver((entries) => {
@@ -255,6 +259,8 @@
       const best = values.map((value, k) => [value, k]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 3);
       const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num((query ? shown.querySums : shown.documentSums)[target.index]), ` ${shown.units}; met `];
       best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", named(others[k]), " ", num(value)));
+      const real = this.active?.source.whatIf?.[target.side][target.index];
+      if (real) parts.splice(3, 1, ` ${shown.units}; `, el("span", "real", real), "; met ");
       return parts;
     }
   }

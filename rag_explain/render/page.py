@@ -21,6 +21,7 @@ from rag_explain.render import notebook
 from rag_explain.render.blocks import Line, Table, View
 from rag_explain.render.sentences import (
     all_visible,
+    background,
     balance,
     facts,
     missing,
@@ -31,6 +32,7 @@ from rag_explain.render.sentences import (
     trust,
     units,
     unread,
+    without_it,
 )
 from rag_explain.render.views.explanation import in_unit, pieces, terms
 from rag_explain.render.views.overview import grid, said
@@ -73,10 +75,10 @@ def _page(sections: Sequence[dict[str, Any]], path: str | Path | None) -> str:
     return _written(page, path)
 
 
-def write_view(view: View, path: str | Path | None = None) -> str:
+def write_view(view: View, path: str | Path | None = None, title: str = "Where to look") -> str:
     """A page of blocks without anything to explore, and so without a script; also written to `path`, if given."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    return _written(_asset("view.html").format(policy=policy, body=notebook.draw(view)), path)
+    return _written(_asset("view.html").format(policy=policy, title=title, body=notebook.draw(view)), path)
 
 
 def _written(page: str, path: str | Path | None) -> str:
@@ -96,7 +98,9 @@ def _sections(items: Iterable[Item]) -> list[dict[str, Any]]:
     load_stages(item for item in items if isinstance(item, Hit))
     sections: list[dict[str, Any]] = []
     query: str | None = None
-    for item in items:
+    found = [item for item in items if isinstance(item, Hit)]
+    line = background(found) if len(found) == len(items) else None
+    for at, item in enumerate(items):
         explanations = _explanations(item)
         asked = explanations[0].query if explanations else query  # without one, it stays with the query before it
         if not sections or asked != query:
@@ -110,6 +114,8 @@ def _sections(items: Iterable[Item]) -> list[dict[str, Any]]:
         if isinstance(item, Hit):
             card |= {"rank": item.rank, "title": item.id, "text": item.text or ""}
             card |= {"facts": facts(item), "missing": missing(item), "stages": _stages(item)}
+            card |= {"line": line[1]} if line is not None and line[0] == at else {}
+            card |= {"whatIf": _what_if(item, explanations)}
             sections[-1]["hits"].append(item)
         sections[-1]["cards"].append(card)
     for section in sections:
@@ -125,6 +131,19 @@ def _overview(hits: Sequence[Hit]) -> dict[str, Any] | None:
         return None
     columns = found.columns(len(drawn[0].heads))
     return {**asdict(drawn[0]), "columns": columns, "said": [[line.text, line.tone] for line in said(found)]}
+
+
+def _what_if(hit: Hit, explanations: Sequence[Explanation]) -> dict[str, dict[int, str]]:
+    """For words of either side, what was computed of the score and the rank without them; nothing is computed here."""
+    found = hit.peek_what_if()
+    said: dict[str, dict[int, str]] = {"query": {}, "document": {}}
+    for why in map(in_unit, explanations) if found is not None else ():
+        for change in found.changes if found is not None else ():
+            tokens = why.query_tokens if change.role == "query" else why.document_tokens
+            for index, token in enumerate(tokens):
+                if change.kind == "without" and change.spans == ((token.start, token.end),):
+                    said[change.role][index] = without_it(change)
+    return said
 
 
 def _explanations(item: Item) -> tuple[Explanation, ...]:

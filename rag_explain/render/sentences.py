@@ -1,15 +1,19 @@
 """The words of every view, computed once: numbers, names, whether it adds up, what a reader must know."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from rag_explain.results.calibration import LINE
 from rag_explain.results.contrast import NO_WORD, StageDifference
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit
+from rag_explain.results.metric import Metric
 from rag_explain.results.notices import METHOD, READING, STAND_INS
 from rag_explain.results.stages import Stage, first_of, fused, legs_of
+from rag_explain.results.what_if import Change
 from rag_explain.texts.tokens import Role, Token, Unit
 
 # Control characters move cursors and colour terminals, overrides turn text around: shown as such, not obeyed.
@@ -125,7 +129,47 @@ def facts(hit: Hit) -> str:
         found.append(f"exact similarity {hit.similarity:.4f}")
     if hit.gap is not None and abs(hit.gap) > 5e-5:
         found.append(f"the index differs by {hit.gap:+.4f}")
+    found += [standing(hit)] if hit.standing is not None else []
     return " · ".join(found)
+
+
+def standing(hit: Hit) -> str:
+    """Where a hit stands among unrelated pairs, where that was measured."""
+    share = hit.standing
+    if share is None or hit.calibration is None:
+        return ""
+    if share >= 1:
+        return f"above all {hit.calibration.pairs:,} unrelated pairs"
+    above = f"above {math.floor(1000 * share) / 10:g} % of unrelated pairs"
+    return (
+        above if share >= LINE else f"no better than chance: {100 * (1 - share):.2g} % of unrelated pairs score as high"
+    )
+
+
+def background(hits: Sequence[Hit]) -> tuple[int, str] | None:
+    """Before which of the hits background begins, by its place, and how to say so; None where it does not."""
+    shares = [hit.standing for hit in hits]
+    below = [share is not None and share < LINE for share in shares]
+    start = next((at for at in range(len(hits)) if all(below[at:])), None)
+    calibration = None if start is None else hits[start].calibration
+    if start is None or calibration is None:
+        return None
+    score = Metric.named(calibration.metric).score(calibration.line())
+    where = f"similarity {calibration.line():.4f}" if score is None else f"{score:.4f} {calibration.metric}"
+    better = "above" if Metric.named(calibration.metric).is_distance else "below"
+    told = f"{LINE:.0%} of unrelated pairs are {better} {where}"
+    if calibration.source == "sentences":
+        told += ", measured with sentences of other documents"
+    return start, f"background begins here: {told}"
+
+
+def without_it(change: Change) -> str:
+    """What the score and the rank really are without a part."""
+    if change.score is None or change.change is None:
+        return "without it no text would be left"
+    rank = "" if change.rank is None else f", rank {change.rank:,}"
+    by = number(change.change).replace("-", "−")  # as the page writes its own numbers
+    return f"without it the score is {change.score:.4f} ({by}){rank}"
 
 
 def ranked(stages: Sequence[Stage]) -> str:

@@ -49,6 +49,9 @@ class Comparison(Viewable):
         overlap: (m, m) float64, the share of pairs that two methods have in common among their `TOP` strongest by size
             (Jaccard: of those that either has); NaN where a method refused. Small values, which are most of them and
             mean least, decide a rank correlation; they have no part in this.
+        real: (m,) float64, Spearman's rank correlation of what a method says that parts carry with what the score
+            loses without them, computed again; NaN where a method refused, or says nothing of three of the parts.
+        tried: how many parts were left out for that.
     """
 
     _width: ClassVar[int] = 120
@@ -56,13 +59,17 @@ class Comparison(Viewable):
     rows: tuple[Compared, ...]
     agreement: NDArray[np.float64]
     overlap: NDArray[np.float64]
+    real: NDArray[np.float64]
+    tried: int = 0
 
     @classmethod
-    def of(cls, rows: Sequence[Compared]) -> Self:
+    def of(cls, rows: Sequence[Compared], real: Sequence[float] | None = None, tried: int = 0) -> Self:
         """Compare answers about the same pair of texts."""
         nothing = np.empty(0)  # correlates with nothing
         pairs = [nothing if row.explanation is None else row.explanation.by_word().pairs.ravel() for row in rows]
-        return cls(tuple(rows), _table(pairs, rank_correlation), _table([_strongest(one) for one in pairs], jaccard))
+        followed = np.full(len(rows), np.nan) if real is None else np.asarray(real, np.float64)
+        overlap = _table([_strongest(one) for one in pairs], jaccard)
+        return cls(tuple(rows), _table(pairs, rank_correlation), overlap, followed, tried)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the table, with every explanation in full."""
@@ -70,6 +77,8 @@ class Comparison(Viewable):
             "rows": [row.to_dict() for row in self.rows],
             "agreement": to_plain(self.agreement),
             "overlap": to_plain(self.overlap),
+            "real": to_plain(self.real),
+            "tried": self.tried,
         }
 
     def __repr__(self) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rag_explain.errors import InvalidInput
-from rag_explain.results.display import Viewable
+from rag_explain.results.display import Paged
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.stages import Stage, expanded
 
@@ -75,11 +75,13 @@ def _numbered(stages: Sequence[Stage]) -> dict[tuple[str, str | None, int], Stag
 
 
 @dataclass(frozen=True, eq=False)
-class Contrast(Viewable):
+class Contrast(Paged):
     """Two documents for one query: the one that was wanted and the one that was got.
 
     The differences of all pairs of words and `unattributed` sum to `difference`, as far as the method is additive.
     """
+
+    _title: ClassVar[str] = "Why not that one?"
 
     wanted: Explanation
     got: Explanation

@@ -77,8 +77,9 @@ class Deferred(Generic[T]):
 class Parts:
     """Values of one thing that are made when they are first asked for, by name."""
 
-    def __init__(self, make: Callable[[str], Deferred[Any]]) -> None:
+    def __init__(self, make: Callable[[str], Deferred[Any]], ask: Callable[..., Any] | None = None) -> None:
         self._make, self._made = make, dict[str, Deferred[Any]]()
+        self.ask = ask  # answers a question about this one thing that has arguments; it stays in this process
 
     def __getitem__(self, name: str) -> Deferred[Any]:
         return self._made.setdefault(name, self._made.get(name) or self._make(name))

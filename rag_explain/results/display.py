@@ -38,6 +38,23 @@ class Viewable:
         return plain_text(self._view(), self._width)
 
 
+class Paged(Viewable):
+    """A result that also has a page: its view, without anything to explore."""
+
+    __slots__ = ()
+    _title: ClassVar[str] = "Where to look"  # of its page
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        raise NotImplementedError
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A self-contained page; also written to `path` when one is given."""
+        from rag_explain.render.page import write_view
+
+        return write_view(self._view(), path, self._title)
+
+
 class Displayable(Viewable):
     """A result, or a tuple of results, that also has a page to explore. Looking at a hit computes its explanation."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex, get_args, overload
 
 from rag_explain.errors import InvalidInput
+from rag_explain.results.calibration import Calibration
 from rag_explain.results.contrast import Contrast, stage_differences
 from rag_explain.results.deferred import Deferred, Parts, Status, load
 from rag_explain.results.display import Displayable
@@ -18,8 +19,9 @@ from rag_explain.results.notices import OTHER_SCORE, Notice
 from rag_explain.results.overview import Overview
 from rag_explain.results.serialization import to_plain
 from rag_explain.results.stages import Stage, expanded, ranking_notices
+from rag_explain.results.what_if import WhatIf
 
-Part = Literal["explanation", "highlights", "evidence", "sentences"]
+Part = Literal["explanation", "highlights", "evidence", "sentences", "what_if"]
 
 
 class _Stages:
@@ -58,6 +60,8 @@ class Hit(Displayable):
     around: tuple[str, str] = field(default=("", ""), repr=False)
     # Where in the text the chunk stands that was embedded and found; None where that is the whole text.
     chunk: tuple[int, int] | None = None
+    # What unrelated pairs score, where the retriever was calibrated.
+    calibration: Calibration | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_stages": self.stages}
@@ -150,12 +154,58 @@ class Hit(Displayable):
         claimed, exact = next((one for one in found if one is not None), None), self.similarity
         return None if claimed is None or exact is None else claimed - exact
 
+    @property
+    def standing(self) -> float | None:
+        """The share of unrelated pairs below it, of the search's similarity; None where nothing was calibrated."""
+        known = self.peek()
+        if self.calibration is None or (known is not None and known.fingerprint != self.calibration.fingerprint):
+            return None
+        searched, similarity = self.stages[0] if self.stages else self, self.similarity
+        if similarity is None and (metric := Metric.find(searched.metric)) is not None:
+            similarity = metric.similarity(searched.score)
+        return None if similarity is None else self.calibration.standing(similarity)
+
+    def what_if(self, *, without: Any = None, replace: Any = None) -> WhatIf:
+        """What score and rank would be without a part of either text, or with others in its place, computed again.
+
+        Without arguments the parts that matter: every word of the query, and what carries most in the document. The
+        page of a hit shows them once they were computed.
+        """
+        if without is None and replace is None:
+            part = self._part("what_if")
+            found: WhatIf | None = part.get()
+            if found is None:
+                raise InvalidInput(f"this hit cannot be asked what if: {part.reason}")
+            return found
+        if self.parts is None or self.parts.ask is None:
+            raise InvalidInput("this hit has no retriever any more that could be asked: use Explainer(model).what_if")
+        asked: WhatIf = self.parts.ask(without=without, replace=replace)
+        return asked
+
+    def peek_what_if(self) -> WhatIf | None:
+        """What `what_if()` found, if it was asked; never computes."""
+        found: WhatIf | None = self._part("what_if").peek()
+        return found
+
     __str__ = object.__str__  # printing computes nothing
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON. Never computes: a pending explanation is written as None."""
         explanation = self.peek()
-        names = ("id", "text", "metadata", "rank", "score", "metric", "similarity", "gap", "status", "reason", "chunk")
+        names = (
+            "id",
+            "text",
+            "metadata",
+            "rank",
+            "score",
+            "metric",
+            "similarity",
+            "gap",
+            "status",
+            "reason",
+            "chunk",
+            "standing",
+        )
         plain: dict[str, Any] = to_plain({name: getattr(self, name) for name in names})
         plain["stages"] = [self._stage_to_dict(stage) for stage in expanded(self.stages)]
         return plain | {"explanation": None if explanation is None else explanation.to_dict()}

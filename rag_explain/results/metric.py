@@ -22,6 +22,21 @@ _SIMILARITIES: dict[str, Callable[[float], float | None]] = {
     "squared L2": lambda score: 1 - score / 2,
     "unknown": lambda score: None,
 }
+# For each base whose scores tell a similarity, the score of one: the other way round.
+_SCORES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda similarity: similarity,
+    "inner product": lambda similarity: similarity,
+    "negative inner product": lambda similarity: -similarity,
+    "1 - inner product": lambda similarity: 1 - similarity,
+    "cosine distance": lambda similarity: 1 - similarity,
+    "twice the cosine distance": lambda similarity: 2 * (1 - similarity),
+    "(1 + cosine) / 2": lambda similarity: (similarity + 1) / 2,
+    "sigmoid(inner product / 100)": lambda similarity: 1 / (1 + math.exp(-similarity / 100)),
+    "L2": lambda similarity: math.sqrt(max(0.0, 2 * (1 - similarity))),
+    "squared L2": lambda similarity: 2 * (1 - similarity),
+}
+_DISTANCES = frozenset(("negative inner product", "1 - inner product", "cosine distance", "L2", "squared L2"))
+_DISTANCES |= {"twice the cosine distance"}
 # What tells the same of vectors of any length.
 SCALE_FREE = ("cosine", "cosine distance", "twice the cosine distance", "(1 + cosine) / 2")
 _NOT_NORMALISED = " of vectors that are not normalised"
@@ -75,6 +90,18 @@ class Metric:
         if score is None or not is_told or (self.is_exponential and score <= 0):
             return None
         return _SIMILARITIES[self.base](-math.log(score) if self.is_exponential else score)
+
+    def score(self, similarity: float) -> float | None:
+        """The score that this index gives for a similarity; None where the metric does not tell."""
+        if self.base == "unknown" or (not self.is_normalised and self.base not in SCALE_FREE):
+            return None
+        score = _SCORES[self.base](similarity)
+        return math.exp(-score) if self.is_exponential else score
+
+    @property
+    def is_distance(self) -> bool:
+        """Whether a smaller score is a better one."""
+        return self.base in _DISTANCES and not self.is_exponential
 
 
 UNKNOWN = Metric("unknown")

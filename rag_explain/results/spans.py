@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from rag_explain.results import serialization as plain
-from rag_explain.results.display import Displayable
+from rag_explain.results.display import Paged
 from rag_explain.results.notices import Notice, merged
 from rag_explain.results.readonly import ReadOnly
 
@@ -23,7 +22,7 @@ class ValuedSpan(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class ValuedSpans(ReadOnly, tuple[ValuedSpan, ...], Displayable):
+class ValuedSpans(ReadOnly, tuple[ValuedSpan, ...], Paged):
     """A tuple of pieces of one document, with what they are about; equal to any tuple of the same pieces.
 
     `spans` are all pieces in the order of the document; a kind may hold fewer of them, or in another order.
@@ -70,12 +69,6 @@ class ValuedSpans(ReadOnly, tuple[ValuedSpan, ...], Displayable):
     def to_json(self) -> str:
         """`to_dict` as one line of JSON."""
         return plain.to_json(self.to_dict())
-
-    def to_html(self, path: str | Path | None = None) -> str:
-        """A self-contained page; also written to `path` when one is given."""
-        from rag_explain.render.page import write_view
-
-        return write_view(self._view(), path)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} of {len(self.spans)} pieces, {self.method})"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput, ProcessBound, whole_number
+from rag_explain.results.calibration import Calibration
 from rag_explain.results.deferred import Deferred, Parts, load
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hit, Hits
@@ -25,7 +26,9 @@ from rag_explain.results.metric import Metric
 from rag_explain.results.notices import CHUNK, Notice
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.stages import Stage
+from rag_explain.retrieval.background import Background
 from rag_explain.retrieval.engines import TOLERANCE, Engine
+from rag_explain.retrieval.hit_questions import asked_of, what_ifs
 from rag_explain.retrieval.mmr import diversified
 from rag_explain.retrieval.search import Moment, Moments, RetrievedDocument, Search
 from rag_explain.retrieval.sharing import ExplainerSource
@@ -101,7 +104,7 @@ class HitExplainer(ProcessBound):
         embedder = explainer if isinstance(explainer, Embedder) else embedder
         fixed = Search(source=explainer, embedder=embedder, metric=Metric.named(metric), surrogate=surrogate, name=name)
         self._fixed, self._engine = fixed, engine
-        self._moments, self._checks = Moments(), Checks()
+        self._moments, self._checks, self.background = Moments(), Checks(), Background(self)
         if explain != "off":
             self.prepare(fixed)
 
@@ -155,12 +158,12 @@ class HitExplainer(ProcessBound):
         handles = [handle if hit is None else hit.handle for handle, hit in zip(handles, inner, strict=True)]
         if mode == "eager":
             handles = self._computed(handles, search)
+        calibration = self.background.of(search, shared.moment if shared else None)
         parts = [
-            Parts(partial(shared.deferred, document)) if shared and rank < wanted else None
-            for rank, document in enumerate(documents)
+            shared.parts(document) if shared and rank < wanted else None for rank, document in enumerate(documents)
         ]
         made = [
-            _hit(document, rank, query, scoring.metric, handle, more, search.name)
+            _hit(document, rank, query, scoring.metric, handle, more, search.name, calibration)
             for rank, (document, handle, more) in enumerate(zip(documents, handles, parts, strict=True), 1)
         ]
         if search.diversity is not None and stages is None and wanted:
@@ -224,6 +227,10 @@ class _Query:
             return self._itself
         return self._batches.setdefault(name, self._batches.get(name) or _Batch(self, name)).deferred(document)
 
+    def parts(self, document: RetrievedDocument) -> Parts:
+        """What else can be had of a hit, on demand."""
+        return Parts(partial(self.deferred, document), partial(asked_of, self, document))
+
     @property
     def explainer(self) -> Explainer:
         """Read anew for each query: the model as it is now, used as it was in the search."""
@@ -283,6 +290,8 @@ class _Batch:
     def _computed(self, documents: Sequence[RetrievedDocument]) -> list[Any]:
         texts = [document.text for document in documents if document.text is not None]
         values = _COMPUTED[self._name](self._query, texts, [document.id for document in documents])
+        if self._name == "what_if":  # it was computed again, and is shown beside what is checked
+            return values
         if self._name != "evidence":  # where to look: it says nothing of a score
             values = self._query.checked(list(zip(documents, values, strict=True)))
         return [_shown(value, document) for value, document in zip(values, documents, strict=True)]
@@ -309,6 +318,7 @@ _COMPUTED = {
     "sentences": _sentences,
     "highlights": _highlights,
     "evidence": _evidence,
+    "what_if": what_ifs,
 }
 
 
@@ -349,6 +359,7 @@ def _hit(
     handle: Deferred[Explanation],
     parts: Parts | None,
     name: str,
+    calibration: Calibration | None,
 ) -> Hit:
     chunk, text = document.chunk, document.text
     return Hit(
@@ -364,6 +375,7 @@ def _hit(
         query=query or None,
         around=text.around if isinstance(text, Passage) else ("", ""),
         chunk=chunk,
+        calibration=calibration,
     )
 
 

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
@@ -24,7 +25,9 @@ from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
 from rag_explain.retrieval.engines import FaissEngine, Place
-from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
+from rag_explain.retrieval.faiss_questions import FaissQuestions
+from rag_explain.retrieval.faiss_rows import Filter, Sieve
+from rag_explain.retrieval.saved_index import read_calibration, read_index, read_manifest, write_index
 from rag_explain.retrieval.search import RetrievedDocument, Search
 from rag_explain.retrieval.usage import Embedder
 from rag_explain.texts.passage import Passage, check_id
@@ -41,7 +44,7 @@ _UNIT = 1e-3
 _NOTHING = -1
 
 
-class FaissRetriever(ProcessBound):
+class FaissRetriever(FaissQuestions, ProcessBound):
     """Searches a FAISS index by text and explains what it finds. The index is only read, and by several threads.
 
     Args:
@@ -125,24 +128,53 @@ class FaissRetriever(ProcessBound):
         index.add(vectors)
         return cls(index, documents, explainer, normalize=normalize, **options)
 
-    def search(self, query: str, k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None) -> Hits:
-        """The k nearest documents, nearest first; fewer where the index has or finds fewer."""
-        return self.search_many([query], k, explain, top=top)[0]
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        explain: ExplainMode | None = None,
+        *,
+        top: int | None = None,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+    ) -> Hits:
+        """The k nearest documents, nearest first; fewer where the index has or finds fewer.
+
+        Args:
+            filter: what the metadata must hold, as {name: value} or {name: [one, or the other]}; or a function of them.
+                Of what the index finds, more and more is looked at until k documents pass.
+            min_score: the worst score that is let through, in the index's own unit: of a distance the largest.
+        """
+        return self.search_many([query], k, explain, top=top, filter=filter, min_score=min_score)[0]
 
     def search_many(
-        self, queries: Sequence[str], k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None
+        self,
+        queries: Sequence[str],
+        k: int = 10,
+        explain: ExplainMode | None = None,
+        *,
+        top: int | None = None,
+        filter: Filter | None = None,
+        min_score: float | None = None,
     ) -> list[Hits]:
         """`search` for several queries, which are embedded and looked up together."""
-        return [hits for _, hits in self._searched(queries, k, explain, top)]
+        return [hits for _, hits in self._searched(queries, k, explain, top, Sieve(filter, min_score, self.index))]
 
     def search_rows(
-        self, query: str, k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None
+        self,
+        query: str,
+        k: int = 10,
+        explain: ExplainMode | None = None,
+        *,
+        top: int | None = None,
+        filter: Filter | None = None,
+        min_score: float | None = None,
     ) -> tuple[list[int], Hits]:
         """`search`, with the row of each hit: for those who keep more of a document than its text."""
-        return self._searched([query], k, explain, top)[0]
+        return self._searched([query], k, explain, top, Sieve(filter, min_score, self.index))[0]
 
     def _searched(
-        self, queries: Sequence[str], k: int, explain: ExplainMode | None, top: int | None
+        self, queries: Sequence[str], k: int, explain: ExplainMode | None, top: int | None, sieve: Sieve
     ) -> list[tuple[list[int], Hits]]:
         if isinstance(queries, str):
             raise InvalidInput("search_many takes a list of queries: use search for one")
@@ -151,22 +183,44 @@ class FaissRetriever(ProcessBound):
             raise InvalidInput(f"k must be at least 1, not {k}")
         if not queries:
             return []
+        vectors = self._vectors(queries, explain)
+        metric, reason = self._scoring(vectors)
+        search = self._search(metric, reason)
+        found = self._found(vectors, k, sieve)
+        return [
+            ([row for row, _ in one], self._hits(query, one, search, explain, top))
+            for query, one in zip(queries, found, strict=True)
+        ]
+
+    def _search(self, metric: Metric, reason: str | None = None) -> Search:
+        corpus = partial(self._places, metric)
+        return Search(source=self._source, embedder=self.embedder, metric=metric, surrogate=reason, corpus=corpus)
+
+    def _calibrated_search(self) -> Search:
+        return self._search(UNKNOWN)
+
+    def _vectors(self, queries: Sequence[str], explain: ExplainMode | None = "off") -> NDArray[np.float32]:
+        """(Q, d): the queries as they are searched with."""
         vectors = self._embed(queries, explain)
         if vectors.shape[1] != self.index.d:
             raise InvalidInput(
                 f"the index has {self.index.d} dimensions and {self._name} gives {vectors.shape[1]}: use the model "
                 "that the index was built with"
             )
-        if self.normalize:
-            vectors = _unit(vectors)
-        scores, rows = self.index.search(vectors, min(k, max(1, len(self))))
-        metric, reason = self._scoring(vectors)
-        search = Search(source=self._source, embedder=self.embedder, metric=metric, surrogate=reason)
-        found = [_found(*one) for one in zip(rows, scores, strict=True)]
-        return [
-            ([row for row, _ in one], self._hits(query, one, search, explain, top))
-            for query, one in zip(queries, found, strict=True)
-        ]
+        return _unit(vectors) if self.normalize else vectors
+
+    def _found(self, vectors: NDArray[np.float32], k: int, sieve: Sieve) -> list[list[tuple[int, float]]]:
+        """Row and score of what is returned for each query; with a filter, twice as many are asked for until k pass."""
+        size = min(k, most := max(1, len(self)))
+        while True:
+            scores, rows = self.index.search(vectors, size)
+            found = [_found(*one) for one in zip(rows, scores, strict=True)]
+            passed = [[one for one in each if sieve.is_enough(one[1])] for each in found]
+            if sieve.filter is not None:
+                passed = [[one for one in each if sieve.reason(self._document(*one)) is None] for each in passed]
+            if sieve.filter is None or size >= most or all(len(each) >= k for each in passed):
+                return [each[:k] for each in passed]
+            size = min(2 * size, most)
 
     def _hits(
         self, query: str, found: list[tuple[int, float]], search: Search, explain: ExplainMode | None, top: int | None
@@ -232,8 +286,13 @@ class FaissRetriever(ProcessBound):
                 f"how {self._name} embeds cannot be written down: keep the index with faiss.write_index instead"
             )
         scorer = self.explainer.scorer
-        about = {"model": model or scorer.name, "fingerprint": scorer.fingerprint, "probes": scorer.probes.to_dict()}
-        write_index(Path(folder), self.index, self.rows(), **about, normalize=self.normalize)
+        about: dict[str, Any] = {
+            "model": model or scorer.name,
+            "fingerprint": scorer.fingerprint,
+            "probes": scorer.probes.to_dict(),
+        }
+        about |= {"normalize": self.normalize}
+        write_index(Path(folder), self.index, self.rows(), about, self.calibration)
 
     @classmethod
     def load(cls, folder: str | Path, explainer: Explainer | Embedder | None = None, **options: Any) -> Self:
@@ -254,7 +313,11 @@ class FaissRetriever(ProcessBound):
         documents = {row: document.text for row, document in rows.items()}
         ids = {row: document.id for row, document in rows.items() if document.id is not None}
         metadata = {row: document.metadata for row, document in rows.items()}
-        return cls(index, documents, explainer, ids=ids, metadata=metadata, normalize=manifest["normalize"], **options)
+        given = {"ids": ids, "metadata": metadata, "normalize": manifest["normalize"], **options}
+        retriever = cls(index, documents, explainer, **given)
+        if (calibration := read_calibration(folder)) is not None:
+            retriever.calibration = calibration
+        return retriever
 
     def __len__(self) -> int:
         return int(self.index.ntotal)

@@ -3,6 +3,7 @@
 manifest.json     format, version, model, fingerprint, probes, whether queries are normalised, how many documents
 documents.jsonl   one line per row: row, id, text, the span of the caller's text in it, metadata
 index.faiss       FAISS's own file
+calibration.json  what unrelated texts score, where that was measured
 """
 
 import json
@@ -12,15 +13,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rag_explain.errors import FormatError, InvalidInput, in_words
+from rag_explain.results.calibration import Calibration
 from rag_explain.results.serialization import to_json, to_plain
 from rag_explain.retrieval.search import RetrievedDocument
 from rag_explain.texts.passage import Passage
 
 _FORMAT, _VERSION = "rag_explain.faiss", 2
 _INDEX, _DOCUMENTS, _MANIFEST = "index.faiss", "documents.jsonl", "manifest.json"
+_CALIBRATION = "calibration.json"
 
 
-def write_index(folder: Path, index: Any, rows: Mapping[int, RetrievedDocument], **about: Any) -> None:
+def write_index(
+    folder: Path,
+    index: Any,
+    rows: Mapping[int, RetrievedDocument],
+    about: Mapping[str, Any],
+    calibration: Calibration | None = None,
+) -> None:
     """Write index, documents by row, and a manifest that says this about them, for their owner's eyes only.
 
     What was there is replaced once all is written; the manifest comes last, so that a folder that has one is whole.
@@ -35,7 +44,10 @@ def write_index(folder: Path, index: Any, rows: Mapping[int, RetrievedDocument],
                 file.writelines(f"{to_json(_to_dict(row, document))}\n" for row, document in rows.items())
             faiss.write_index(index, str(Path(fresh, _INDEX)))
             Path(fresh, _MANIFEST).write_text(to_json(manifest), encoding="utf-8")
-            for name in (_DOCUMENTS, _INDEX, _MANIFEST):
+            (folder / _CALIBRATION).unlink(missing_ok=True)  # of the index that was there
+            if calibration is not None:
+                calibration.save(Path(fresh, _CALIBRATION))
+            for name in (_CALIBRATION,) * (calibration is not None) + (_DOCUMENTS, _INDEX, _MANIFEST):
                 Path(fresh, name).chmod(0o600)
                 Path(fresh, name).replace(folder / name)
 
@@ -53,6 +65,12 @@ def read_index(folder: Path, count: int) -> tuple[Any, dict[int, RetrievedDocume
     if len(rows) != count:
         raise FormatError(f"the index in {folder} is damaged: {len(rows)} of {count} documents")
     return index, rows
+
+
+def read_calibration(folder: Path) -> Calibration | None:
+    """What was measured of the index; None where nothing was."""
+    path = folder / _CALIBRATION
+    return Calibration.load(path) if path.exists() else None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

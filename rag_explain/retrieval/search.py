@@ -69,6 +69,7 @@ class Search:
         note: what is not known of the search, where no score tells it.
         diversity: how it weighed relevance against redundancy, where it did (MMR).
         query_vector: what was searched with, where it is at hand: the embedder is then not asked for it.
+        corpus: gives a `rag_explain.retrieval.corpus.Corpus`, for what is asked about ranks; None: the engine is one.
     """
 
     source: ExplainerSource | Embedder | None
@@ -80,6 +81,7 @@ class Search:
     note: str | None = None
     diversity: Diversity | None = None
     query_vector: Any = field(default=None, repr=False, compare=False)
+    corpus: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
 
 
 def readable(read: Callable[[], Search], source: ExplainerSource | None) -> Search:

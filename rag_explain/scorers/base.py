@@ -85,6 +85,10 @@ class Scorer(ABC):
     def score(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:
         """(D,): the number that is split, by the model's own public way to it."""
 
+    def scores(self, queries: Sequence[str], documents: Sequence[str | Passage]) -> NDArray[np.float64]:
+        """(Q, D): the score of each query with each document."""
+        return np.stack([self.score(query, documents) for query in queries])
+
     def returned(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:
         """(D,): what the user sees, where that is a function of the score, such as a sigmoid of a logit."""
         return self.score(query, documents)

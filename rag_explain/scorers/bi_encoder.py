@@ -42,7 +42,12 @@ class BiEncoder(EncoderScorer):
         return self._encoder
 
     def score(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:
-        return self.compare(self.embed([query], "query")[0], self.embed(documents, "document"))
+        found: NDArray[np.float64] = self.scores([query], documents)[0]
+        return found
+
+    def scores(self, queries: Sequence[str], documents: Sequence[str | Passage]) -> NDArray[np.float64]:
+        found = self.embed(documents, "document")
+        return np.stack([self.compare(asked, found) for asked in self.embed(queries, "query")])
 
     def compare(self, query: NDArray[Any], documents: NDArray[Any]) -> NDArray[np.float64]:
         """(D,): the score of a query's vector (e,) and the documents' (D, e)."""

@@ -1,9 +1,13 @@
 """A passage: the string that was embedded, and where the caller's own text stands in it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TypeVar
 
 from rag_explain.errors import InvalidInput, whole_number
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,37 @@ def check_id(name: object) -> None:
     """Refuse a document's id that is not a string: a store could not find it again."""
     if not isinstance(name, str):
         raise InvalidInput(f"a document's id must be a string, not {name!r}: give str(id)")
+
+
+def many_passages(texts: Sequence[str | Passage], otherwise: str) -> tuple[Passage, ...]:
+    """A list of texts as passages; one text, or what is no list, is refused with these words."""
+    if isinstance(texts, (str, Passage)) or not isinstance(texts, Iterable):
+        raise InvalidInput(otherwise)
+    return as_passages(texts)
+
+
+def checked_ids(ids: Iterable[str | None], count: int) -> list[str | None]:
+    """One string, or None, for each of the documents; anything else is refused."""
+    names = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else []
+    if len(names) != count:
+        raise InvalidInput(f"give one id, or None, for each of the {count} documents")
+    for name in names:
+        if name is not None:
+            check_id(name)
+    return names
+
+
+def named(texts: Iterable[T], ids: Iterable[str | None]) -> Iterator[tuple[T, str | None]]:
+    """Each text with its id, as they come."""
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise InvalidInput("ids must be a list: one id, or None, for each text")
+    missing = object()
+    for number, (text, name) in enumerate(zip_longest(texts, ids, fillvalue=missing)):
+        if text is missing or name is missing:
+            raise InvalidInput(f"there are not as many ids as texts: one of them ended after {number}")
+        if name is not None:
+            check_id(name)
+        yield text, name  # type: ignore[misc]  # neither is the filling
 
 
 def _check_string(text: object) -> str:

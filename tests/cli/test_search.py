@@ -234,3 +234,64 @@ def test_what_no_command_expects_is_still_one_line(
     monkeypatch.setattr("rag_explain.cli.index.read_documents", broken)
     assert main(["index", str(tmp_path), "--index", str(tmp_path / "i")]) == 2
     assert capsys.readouterr().err == "rag-explain: index failed: OSError: [Errno 5] Input/output error\n"
+
+
+@pytest.fixture(scope="module")
+def index(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("asked")
+    lines = [{"id": f"d{number}", "text": text, "lang": "de" if number else "en"} for number, text in enumerate(CORPUS)]
+    (where / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert main(["index", str(where / "data.jsonl"), "--index", str(where / "index"), "--model", model]) == 0
+    return where / "index"
+
+
+def test_contrast_climbs_the_ladder(index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["contrast", "the old dog", "--index", str(index), "-k", "2"]
+    assert main([*asked, "--wanted", "nobody"]) == 0
+    assert "is not in this index" in capsys.readouterr().out
+
+    assert main(["search", "the old dog", "--index", str(index), "-k", "5", "--json"]) == 0
+    names = [hit["metadata"]["source"] for hit in json.loads(capsys.readouterr().out)]
+    assert main([*asked, "--wanted", names[3]]) == 0
+    printed = capsys.readouterr().out
+    assert "It stands at rank 4 of 5, and 2 were returned." in printed
+    assert printed.index("word of the query") < printed.index("query · document")
+
+    assert main([*asked, "--wanted", names[3], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["reason"], found["rank"]) == ("cut", 4)
+    assert found["contrast"]["format"] == "rag_explain.contrast"
+
+    other = "en" if names[0] != "d0" else "de"
+    assert main([*asked, "--wanted", names[0], "--filter", f"lang={other}"]) == 0
+    assert "the filter leaves it out" in capsys.readouterr().out.lower()
+
+    page = tmp_path / "why.html"
+    assert main([*asked, "--wanted", names[3], "--html", str(page)]) == 0
+    assert "It stands at rank 4" in page.read_text(encoding="utf-8")
+    capsys.readouterr()
+
+    assert main([*asked, "--wanted", names[0], "--got", names[4]]) == 2
+    assert "was not returned for this query" in capsys.readouterr().err
+    assert main([*asked, "--wanted", names[0], "--filter", "lang"]) == 2
+    assert "--filter takes NAME=VALUE" in capsys.readouterr().err
+
+
+def test_search_computes_what_if_where_it_is_asked_to(
+    index: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["search", "the old dog", "--index", str(index), "-k", "2", "--what-if"]
+    assert main(asked) == 0
+    assert capsys.readouterr().out.count("without “dog”") >= 2
+    assert main([*asked, "--json"]) == 0
+    hits = json.loads(capsys.readouterr().out)
+    assert [hit["what_if"]["rank"] for hit in hits] == [1, 2]
+    assert main([*asked, "--html", str(tmp_path / "page.html")]) == 0
+    assert "without it the score is" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_explain_computes_what_if(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "the old dog", CORPUS[1], "--what-if", "--model", model]) == 0
+    assert "real: by how much" in capsys.readouterr().out
+    assert main(["explain", "the old dog", CORPUS[1], "--what-if", "--json", "--model", model]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "rag_explain.what_if"

@@ -16,10 +16,16 @@ import pytest
 
 from rag_explain.render import sentences
 from rag_explain.render.page import write_page
-from rag_explain.results.deferred import Deferred
+from rag_explain.results.calibration import Calibration
+from rag_explain.results.contrast import Contrast
+from rag_explain.results.deferred import Deferred, Parts
 from rag_explain.results.hits import Hits
+from rag_explain.results.spans import ValuedSpan
 from rag_explain.results.stages import Stage
-from tests.support.samples import DOCUMENT, HOSTILE, OTHER, explain, hits, hostile, terms
+from rag_explain.results.what_if import Change, WhatIf
+from rag_explain.results.why_not import Rung, Suggestion, WhyNot
+from rag_explain.results.x_ray import XRay
+from tests.support.samples import DOCUMENT, HOSTILE, OTHER, QUERY, explain, hits, hostile, terms
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
@@ -607,3 +613,90 @@ def test_stages_are_a_table_that_can_be_folded(show: Open) -> None:
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.get_by_text("Stages (4)").click()
     expect(table).to_be_hidden()
+
+
+def asked_hits() -> Hits:
+    """Hits whose page carries what was computed again, and a line where background begins."""
+    found = []
+    for hit in hits():
+        explanation = hit.explanation
+        assert explanation is not None
+        shown = explanation.by_word()
+        changes = tuple(
+            Change(
+                text=token.text,
+                role="query",
+                kind="without",
+                spans=((token.start, token.end),),
+                score=0.25,
+                rank=51,
+                carried=0.1,
+                before=explanation.score,
+            )
+            for token in shown.query_tokens
+        )
+        answer = WhatIf(query=QUERY, document=hit.text or "", score=explanation.score, changes=changes)
+        parts = Parts(lambda name, answer=answer: Deferred.ready(answer))  # type: ignore[misc]
+        parts["what_if"].get()
+        levels, scores = (0.0, 0.99, 1.0), (-1.0, 5.0 if hit.rank == 2 else -0.9, 9.0)
+        background = Calibration(
+            levels=levels, scores=scores, errors=(0.0, 0.0, 0.0), queries=9, documents=9, pairs=81, source="sentences",
+            fingerprint=explanation.fingerprint,
+        )  # fmt: skip
+        found.append(replace(hit, parts=parts, calibration=background))
+    return Hits(found)
+
+
+@pytest.mark.parametrize("look", [LOOKS["as it comes"], LOOKS["telephone"]], ids=["wide", "telephone"])
+def test_a_click_on_a_word_of_the_query_shows_the_real_change_and_the_rank(show: Open, look: Any) -> None:
+    page = show(asked_hits().to_html(), **look)
+    status = page.locator(".status")
+    height = status.bounding_box()["height"]
+    page.locator(".words button").first.click()
+    expect(status).to_contain_text("carries")
+    expect(status).to_contain_text("without it the score is 0.2500")
+    expect(status).to_contain_text("rank 51")
+    assert status.bounding_box()["height"] == height  # nothing moves
+    assert page.locator(".status .real").bounding_box()["y"] < status.bounding_box()["y"] + height
+    expect(page.locator("p.line")).to_contain_text("background begins here")
+    assert page.locator("article").nth(0).bounding_box()["y"] < page.locator("p.line").bounding_box()["y"]
+    assert page.locator("p.line").bounding_box()["y"] < page.locator("article").nth(1).bounding_box()["y"]
+
+
+def answers(text: str) -> dict[str, Any]:
+    """One answer to each question, in which every string is `text`."""
+    contrast = Contrast(explain(text, text), explain(text, f"{text} {OTHER}"))
+    rungs = Rung("cut", text, explains=True), Rung("words", text)
+    changes = (Change(text, "query", "without", ((0, 1),), 0.2, 7, 0.1, 0.5),)
+    span = (ValuedSpan(text, 0, len(text), 0.5),)
+    levels = (0.0, 0.99, 1.0)
+    return {
+        "why not": WhyNot(
+            query=text, wanted=text, got=text, rungs=rungs, rank=7, k=3, contrast=contrast,
+            suggestions=(Suggestion(text, 1),),
+        ),
+        "what if": WhatIf(query=text, document=text, score=0.5, changes=changes, model=text),
+        "x-ray": XRay(document=text, words=span, sentences=span, headers=span, metadata=((text, 0.4),), model=text),
+        "calibration": Calibration(
+            levels=levels, scores=levels, errors=levels, queries=1, documents=2, pairs=2, source="queries", model=text
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("question", ["why not", "what if", "x-ray", "calibration"])
+def test_the_page_of_an_answer_fits_and_is_accessible(show: Open, question: str, scheme: str, width: int) -> None:
+    html = answers(DOCUMENT)[question].to_html()
+    page = show(html, width=width, scheme=scheme, bypass_csp=True)  # the checker is a script that it would refuse
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    results = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response
+    assert [(found["id"], found["nodes"][0]["html"]) for found in results["violations"]] == []
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts_run_nothing_in_the_page_of_an_answer(show: Open, text: str) -> None:
+    for answer in answers(text).values():
+        page = show(answer.to_html())
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("script, iframe, img, svg, textarea").count() == 0

@@ -14,7 +14,7 @@ from rag_explain.results.hits import Hit, Hits
 from tests.support.samples import DOCUMENT, HOSTILE, OTHER, QUERY, explain, hits, hostile
 
 ALLOWED = {"div", "span", "b", "details", "summary", "table", "tbody", "tr", "th", "td"}
-ATTRIBUTES = {"style", "title", "dir", "open", "scope"}
+ATTRIBUTES = {"style", "title", "dir", "open", "scope", "tabindex"}
 
 
 def parsed(text: str) -> list[ET.Element]:

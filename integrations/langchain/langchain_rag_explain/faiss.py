@@ -24,8 +24,11 @@ from langchain_rag_explain.stores import embedder_of
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput
 from rag_explain.faiss import FaissRetriever
+from rag_explain.results.calibration import Calibration
 from rag_explain.results.hits import Hits
 from rag_explain.results.precomputed import Precomputed
+from rag_explain.results.what_if import WhatIf
+from rag_explain.results.why_not import WhyNot
 from rag_explain.retrieval import Embedder, ExplainMode, has_model, held_model
 from rag_explain.texts.passage import Passage
 
@@ -98,6 +101,20 @@ class FaissDocumentRetriever(HitRetriever):
     def precompute(self, **options: Any) -> Precomputed:
         """Fill the explainer's store with the factors of all documents; options of `Explainer.precompute`."""
         return self._faiss().precompute(**options)
+
+    # ------------------------------------------------------------------ questions about a result
+
+    def why_not(self, query: str, id: str, *, k: int | None = None, **options: Any) -> WhyNot:
+        """Why this document was not returned; see `rag_explain.faiss.FaissRetriever.why_not`."""
+        return self._faiss().why_not(query, id, k=self.k if k is None else k, **options)
+
+    def what_if(self, query: str, id: str, **options: Any) -> WhatIf:
+        """Its score and rank with other texts; see `rag_explain.faiss.FaissRetriever.what_if`."""
+        return self._faiss().what_if(query, id, **options)
+
+    def calibrate(self, queries: Sequence[str] | None = None) -> Calibration:
+        """What unrelated texts score here; see `rag_explain.faiss.FaissRetriever.calibrate`."""
+        return self._faiss().calibrate(queries)
 
     # ------------------------------------------------------------------ retrieval
 

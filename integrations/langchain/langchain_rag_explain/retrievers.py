@@ -19,6 +19,7 @@ from langchain_rag_explain.documents import carried, keys, reranked_score
 from langchain_rag_explain.hits import NAME, HitRetriever
 from langchain_rag_explain.nested import loose_encoders, parts_inside, store_encoder
 from langchain_rag_explain.parents import ChunkSearch, finds_chunks, owners, tells_chunk_scores
+from langchain_rag_explain.questions import Questions
 from langchain_rag_explain.refusals import in_one_sentence
 from langchain_rag_explain.stores import (
     document_id,
@@ -60,7 +61,7 @@ _BY_SIMILARITY = ("similarity", "similarity_score_threshold")
 _Tell = Callable[[Sequence[Document]], list[RetrievedDocument]]
 
 
-class ExplainingRetriever(HitRetriever):
+class ExplainingRetriever(Questions, HitRetriever):
     """The same documents in the same order, each with its explanation beside it.
 
         ExplainingRetriever(retriever=store.as_retriever())     # around any retriever
@@ -150,6 +151,16 @@ class ExplainingRetriever(HitRetriever):
                 yield search.source, search.embedder
         if not found:
             yield from loose_encoders(self.retriever)
+
+    def _stores(self) -> list[VectorStore]:
+        parts = ([part] if isinstance(part, VectorStore) else part._stores() for part in self._inside())
+        return list({id(store): store for found in parts for store in found}.values())
+
+    def _own_options(self, options: dict[str, Any]) -> Mapping[str, Any]:
+        return {**getattr(self.retriever, "search_kwargs", {}), **self._options(options)}
+
+    def _invoked(self, query: str, options: dict[str, Any]) -> list[Document]:
+        return self.invoke(query, **options)
 
     def _refuse(self) -> NoReturn:
         asked = self.retriever or self.vectorstore

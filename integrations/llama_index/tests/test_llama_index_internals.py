@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores import ExactMatchFilter, MetadataFilters, SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from llama_index.retrievers.rag_explain._internals import (
     embedding_model,
@@ -12,6 +12,7 @@ from llama_index.retrievers.rag_explain._internals import (
     retriever_store,
     search_options,
     text_embedding,
+    unfiltered,
 )
 
 from integrations.llama_index.tests.test_llama_index_retrievers import LocalEmbedding, Static, index, model
@@ -51,3 +52,15 @@ def test_get_query_embedding_and_get_text_embedding() -> None:
     embedding = LocalEmbedding(model())
     assert query_embedding(embedding, "the cat") == embedding.get_query_embedding("the cat")
     assert text_embedding(embedding, "the cat") == embedding.get_text_embedding("the cat")
+
+
+def test_filters() -> None:
+    filters = MetadataFilters(filters=[ExactMatchFilter(key="lang", value="en")])
+    made = index()
+    retriever = made.as_retriever(similarity_top_k=2, filters=filters)
+    wide = unfiltered(retriever, 9)
+    assert wide is not None
+    assert [one._filters for one in wide] == [filters, None]
+    assert [one.similarity_top_k for one in wide] == [9, 9]
+    assert (retriever._filters, retriever.similarity_top_k) == (filters, 2)  # it is left as it was
+    assert unfiltered(made.as_retriever(), 9) is None

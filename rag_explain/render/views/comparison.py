@@ -15,11 +15,14 @@ _TOP = 3
 
 def comparison_view(comparison: Comparison) -> View:
     """What each method says and costs, and how far they agree."""
-    numbers = (Column(title, is_number=True) for title in ("score", "gap", "error", "ms"))
+    numbers = (Column(title, is_number=True) for title in ("score", "gap", "error", "ms", "real"))
     columns = Column("method"), *numbers, Column("strongest pairs of words")
     read = dict.fromkeys(line for row in comparison.rows if row.explanation for line in unread(row.explanation))
-    table = Table(columns, tuple(_cells(row) for row in comparison.rows))
-    methods = Section((*read, table))
+    table = Table(columns, tuple(map(_cells, comparison.rows, comparison.real)))
+    meaning = (
+        f"real: rank correlation of what parts carry with what the score loses without them ({comparison.tried} tried)"
+    )
+    methods = Section((*read, table, *([Line(meaning, "muted")] if comparison.tried else [])))
     if len(comparison.rows) < 2:
         return (methods,)
     correlation = Line("agreement: rank correlation of the pairs of words", "muted")
@@ -31,15 +34,16 @@ def comparison_view(comparison: Comparison) -> View:
     )
 
 
-def _cells(row: Compared) -> tuple[str, ...]:
+def _cells(row: Compared, real: float) -> tuple[str, ...]:
     explanation = row.explanation
     if explanation is None:
-        return row.method, "", "", "", "", f"refused: {row.reason or 'no reason given'}"
+        return row.method, "", "", "", "", "", f"refused: {row.reason or 'no reason given'}"
     best = explanation.by_word().top_pairs(_TOP)
     pairs = ", ".join(f"{one_line(pair.query.label)} ~ {one_line(pair.document.label)}" for pair in best)
     gap = "not additive" if explanation.gap is None else f"{explanation.gap:+.0e}"
     error = "" if row.error is None else f"{row.error:.0e}"
-    return row.method, f"{explanation.score:.4f}", gap, error, f"{row.seconds * 1000:.0f}", pairs
+    agrees = "" if math.isnan(real) else f"{real:+.2f}"
+    return row.method, f"{explanation.score:.4f}", gap, error, f"{row.seconds * 1000:.0f}", agrees, pairs
 
 
 def _each_with_each(comparison: Comparison, measured: NDArray[np.float64]) -> Table:

@@ -1,30 +1,32 @@
-"""A contrast: both documents with their scores, the query's words, and the pairs that made the difference."""
+"""A contrast: what made the difference in one sentence, then the query's words and the pairs, then both texts, cut."""
 
 from collections.abc import Sequence
 
 from rag_explain.render.blocks import Block, Column, Figures, Line, Piece, Section, Table, Texts, View, Words
 from rag_explain.render.sentences import across, number, one_line, parts, place, source
 from rag_explain.render.views.explanation import trust, unread, warnings
-from rag_explain.results.contrast import Contrast, Difference, StageDifference
+from rag_explain.results.contrast import NO_WORD, Contrast, Difference, StageDifference
 from rag_explain.results.stages import Stage
+
+_SHOWN = 400  # characters of a document
 
 
 def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
     """The `top` words of the query and the `top` pairs that made the largest difference."""
     sides = {"wanted": contrast.wanted, "got": contrast.got}
-    texts = [_text("query", contrast.query)]
-    texts += [_text(side, one.document, f"{one.score:.4f}") for side, one in sides.items()]
     total = contrast.difference
     figures = Figures("difference", number(total), parts(total, contrast.unattributed, "word"))
     documents = (line for side, one in sides.items() for line in unread(one, "document", f"{side}: "))
     read = *unread(contrast.got, "query"), *documents
     told = (line for side, one in sides.items() for line in (*trust(one, f"{side}: "), *warnings(one, f"{side}: ")))
+    texts = [_text("query", contrast.query)]
+    texts += [_text(side, one.document, f"{one.score:.4f}") for side, one in sides.items()]
     return (
-        Section((*read, Texts(tuple(texts)))),
+        Section((*read, Line(decided(contrast)), figures, Line(source(contrast.got), "muted"), *told)),
         *((Section(_stages(contrast.stages)),) if contrast.stages else ()),
-        Section((figures, Line(source(contrast.got), "muted"), *told)),
         Section((_table(contrast.query_words()[:top], "word of the query"),)),
         Section((_table(contrast.pairs(top), "query · document"),)),
+        Section((Texts(tuple(texts)),)),
     )
 
 
@@ -48,8 +50,28 @@ def _more(one: StageDifference) -> str:
     return number(known[1] - known[0]) if len(known) == 2 else ""
 
 
+def decided(contrast: Contrast) -> str:
+    """What made the difference, in one sentence: whether it was a word at all comes first."""
+    total, unattributed = contrast.difference, contrast.unattributed
+    if not contrast.got.additive:
+        return f"{contrast.got.method} ranks pairs and does not split the scores: that of the difference is not known"
+    if not total:
+        return "both have the same score"
+    winner, loser = ("got", "wanted") if total > 0 else ("wanted", "got")
+    share = unattributed / total
+    if share > 0.5:
+        return f"{share:.0%} of the difference is in no word: the words alone would not tell the two apart like this"
+    words = [item for item in contrast.query_words() if item.query != NO_WORD and item.value * total > 0]
+    if not words:
+        return f"no word of the query speaks for {winner}"
+    best = max(words, key=lambda item: abs(item.value))
+    against = f"; {-share:.0%} as much as the difference is in no word, and speaks for {loser}" if share < -0.5 else ""
+    return f"the word that speaks most for {winner} is “{one_line(best.query)}” ({number(best.value)}){against}"
+
+
 def _text(label: str, text: str | None, number: str = "") -> Words:
-    return Words((Piece(text or ""),), label=label, number=number)
+    shown = text if text is None or len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return Words((Piece(shown or ""),), label=label, number=number)
 
 
 def _table(items: Sequence[Difference], title: str) -> Table:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from inspect import unwrap
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
+from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 
@@ -62,3 +64,14 @@ def connected(store: Any) -> Any:
     """`_initialize`: a PGVectorStore, which connects to its database when it is first used, connected."""
     store._initialize()
     return store
+
+
+def unfiltered(retriever: BaseRetriever, k: int) -> tuple[BaseRetriever, BaseRetriever] | None:
+    """`_filters`: a VectorIndexRetriever that returns k nodes, and the same without its metadata filters; None where it
+    has none, or is of another class."""
+    if type(retriever) is not VectorIndexRetriever or retriever._filters is None:
+        return None
+    wide, open_ = copy.copy(retriever), copy.copy(retriever)
+    wide.similarity_top_k = open_.similarity_top_k = k
+    open_._filters = None
+    return wide, open_

@@ -31,6 +31,7 @@ from llama_index.retrievers.rag_explain.nodes import (
     query_string,
     score_of,
 )
+from llama_index.retrievers.rag_explain.questions import Questions
 from llama_index.retrievers.rag_explain.stores import (
     embedder_of,
     engine_of_retriever,
@@ -70,7 +71,7 @@ from rag_explain.types import Unit
 _LED_BY = "the IndexNode that led to it"  # LlamaIndex gives a node that it found in this way the IndexNode's score
 
 
-class ExplainingRetriever(BaseRetriever):
+class ExplainingRetriever(Questions, BaseRetriever):
     """The same nodes in the same order with the same scores, each with its explanation.
 
         retriever = ExplainingRetriever(index.as_retriever())
@@ -227,6 +228,15 @@ class ExplainingRetriever(BaseRetriever):
             yield encoder
         if not is_any:
             yield from loose_encoders(self.base)
+
+    def _searching(self) -> list[BaseRetriever]:
+        inside = self._inside()
+        wrapped = [found for one in inside if isinstance(one, ExplainingRetriever) for found in one._searching()]
+        own = [one for one in inside if not isinstance(one, ExplainingRetriever) and retriever_index(one) is not None]
+        return own + wrapped
+
+    def _nodes(self, query: str) -> list[NodeWithScore]:
+        return self.with_explain("lazy").retrieve(query)
 
     def _refuse(self) -> NoReturn:
         encoders = self._encoders.among(self._encoders_inside())
