@@ -21,7 +21,7 @@ LAYERS = """
     results.deferred results.links results.spans results.trust results.explanation results.highlights results.evidence
     results.contrast results.comparison results.hits results.precomputed results.plan results
     factors pairing types
-    encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
+    encoder.batch encoder.unread encoder.towers encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch
     encoder.reference encoder.loading encoder.model encoder.static encoder shifted
     linear.rules linear.identity linear.owners linear.workspace linear.operations linear.rearrangements

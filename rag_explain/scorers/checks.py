@@ -10,6 +10,7 @@ from rag_explain.errors import UnsupportedModel
 from rag_explain.probes import TEXTS
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.bi_encoder import BiEncoder
+from rag_explain.texts.tokens import Role
 
 PROBE = TEXTS[0]
 
@@ -56,7 +57,12 @@ def check_route(encoder: Encoder, layer: int) -> None:
     one text while the model reads another: the embedding must not move. It must not depend on padding either, or
     factors would depend on which texts shared a batch.
     """
-    batch = encoder.read([PROBE, f"{PROBE} {PROBE}"], "document")
+    for role in encoder.roles:
+        _check_route(encoder, layer, role)
+
+
+def _check_route(encoder: Encoder, layer: int, role: Role) -> None:
+    batch = encoder.read([PROBE, f"{PROBE} {PROBE}"], role)
     alone, together = batch.select([0]), encoder.run(batch)[:1]
     hidden, plain = encoder.hidden(alone, layer)
     ids = alone.features["input_ids"].clone()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize
+from sentence_transformers.base.modules import Dense, Normalize, Router
 from sentence_transformers.base.modules.transformer import Transformer as BaseTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer
@@ -204,6 +204,15 @@ def static(*after: torch.nn.Module, kind: str = "wordpiece", width: int = 8, **s
     # A copy: the module sets the padding of the tokenizer that it is given.
     words = StaticEmbedding(Tokenizer.from_str(tokenizer(kind).backend_tokenizer.to_str()), embedding_dim=width)
     return SentenceTransformer(modules=[words, *after], device="cpu", **settings)
+
+
+def routed(
+    query: SentenceTransformer, document: SentenceTransformer, *after: torch.nn.Module, **settings: Any
+) -> SentenceTransformer:
+    """A model that reads queries with the modules of one model and documents with those of another."""
+    default = settings.pop("default_route", "document")
+    router = Router.for_query_document(list(query.children()), list(document.children()), default_route=default)
+    return SentenceTransformer(modules=[router, *after], device="cpu", **settings)
 
 
 def model_for(method: str) -> SentenceTransformer:
