@@ -1,6 +1,6 @@
 """How often the trust line speaks, and what it says, on pairs that belong together and on pairs that do not.
 
-    python benchmarks/trust.py --data FOLDER [--json FILE]        minutes; writes benchmarks/results/trust.json
+    python benchmarks/trust.py --data FOLDER [--methods ij ...]        minutes; writes benchmarks/results/trust.json
 
 FOLDER holds stsbenchmark/sts-dev.csv. Also asked are three questions about every second of the demo's documents, most
 of which have nothing to do with them. `ij` takes every seventh of both.
@@ -40,6 +40,7 @@ RESULT = Path(__file__).parent / "results" / "trust.json"
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder that holds stsbenchmark/")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="others stay as they are")
     parser.add_argument("--json", type=Path, default=RESULT)
     options = parser.parse_args()
     logging.disable_progress_bar()
@@ -47,8 +48,9 @@ def main() -> None:
     documents = [json.loads(line)["text"] for line in corpus if line.strip()][::2]
     with (options.data / "stsbenchmark" / "sts-dev.csv").open(encoding="utf-8", newline="") as file:
         alike = [row for row in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if float(row[4]) >= 3][::12]
-    result: dict[str, Any] = {"command": "python benchmarks/trust.py --data FOLDER"}
-    for name, chosen in METHODS.items():
+    result: dict[str, Any] = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
+    result["command"] = "python benchmarks/trust.py --data FOLDER"
+    for name, chosen in ((name, METHODS[name]) for name in options.methods):
         step = 7 if name == "ij" else 1
         with Explainer("all-MiniLM-L6-v2", **chosen) as explainer:
             demo = [one for asked in QUESTIONS for one in explainer.explain_many(asked, documents[::step])]
