@@ -11,8 +11,8 @@ JSON. The first is what the others are compared with. Explanations are by words.
              "no word" differs by more than the scores do
   stsb       deletion: words of the document are left out one by one, those that carry most first, and the model scores
              what is left. The area under score / first score, lower is better. Pairs that the model scores above 0.5
-  xquad      the share of the score that is lost without the top 5, 10 and 20 % of the paragraph's words. Pairs that the
-             model scores above 0.2
+  xquad      the share of the score that is lost without the top 5, 10 and 20 % of the document's words: of a question's
+  abstracts  paragraph, or of an abstract of Cranfield that answers a query. Pairs that the model scores above 0.2
   msr        agreement with people: average precision of all cells against the words that people aligned, and F1 of the
   edinburgh  cells that are the best of their row and column. Last-layer cosine and equal words stand beside it
   unrelated  each query beside a document that belongs to it and one drawn from the others: what the pairs sum to less
@@ -143,12 +143,12 @@ def areas(trial: Trial, folder: Path, options: argparse.Namespace) -> Iterator[N
         yield
 
 
-def losses(trial: Trial, folder: Path, options: argparse.Namespace) -> Iterator[None]:
-    pairs = data_sets.xquad(folder / "xquad.en.json")
+def losses(name: str, trial: Trial, folder: Path, options: argparse.Namespace) -> Iterator[None]:
+    pairs = OWN_DOCUMENTS[FOLDERS.get(name, name)](folder)
     for number, (query, document) in enumerate(islice(scored_above(trial.scorer, pairs, 0.2), options.pairs)):
         explained = {label: found[0] for label, found in trial.explain(query, [document]).items()}
         words = len(next(iter(explained.values())).document_tokens)
-        delete(trial, "xquad", explained, number, measures.top_counts(words, SHARES), note_losses)
+        delete(trial, name, explained, number, measures.top_counts(words, SHARES), note_losses)
         yield
 
 
@@ -268,11 +268,12 @@ SETS = {
     **{f"unrelated-{name}": partial(strangers, name) for name in OWN_DOCUMENTS},
     "cranfield": contrasts,
     "stsb": areas,
-    "xquad": losses,
+    "xquad": partial(losses, "xquad"),
+    "abstracts": partial(losses, "abstracts"),
     "msr": msr,
     "edinburgh": edinburgh,
 }
-FOLDERS = {"stsb": "stsbenchmark", "msr": "msr_rte_align", "edinburgh": "edinburgh_pp"}
+FOLDERS = {"abstracts": "cranfield", "stsb": "stsbenchmark", "msr": "msr_rte_align", "edinburgh": "edinburgh_pp"}
 
 
 def folder_of(data_set: str) -> str:

@@ -10,7 +10,8 @@ matrix of token pairs (`along_reference="pairs"`: equation 2). The error is that
     |sum of pairs - (f(a, b) - f(a, r_b) - f(r_a, b) + f(r_a, r_b))|.
 
 With `--norm-inside` what section 3.2 of Moeller et al. (2024) says of exact attributions, the cosine of shifted
-embeddings inside the path, would give: what the pairs sum to beside that cosine. `ij-exact` divides by the norms after
+embeddings inside the path, would give: what the pairs sum to beside that cosine, at every block, and for other pairs at
+the last one. `ij-exact` divides by the norms after
 the integral.
 
 Times are processor seconds of one thread, the same for both, so that what else the machine does plays a small part;
@@ -38,6 +39,11 @@ from rag_explain.encoder.loading import load
 from rag_explain.encoder.reference import reference_features
 
 QUERY, DOCUMENT = "a dog runs in the park today", "the small dog is running over green grass outside"
+OTHERS = (
+    ("A man is playing a guitar.", "A man plays the guitar."),
+    ("What is the capital of France?", "Paris is the capital and largest city of France."),
+    ("How do bees find their way home?", "Honeybees find their way back to the hive by the position of the sun."),
+)
 NODES = 100
 
 
@@ -117,9 +123,10 @@ def main() -> None:
 def shifted(model: SentenceTransformer, name: str, blocks: int, path: Path | None) -> None:
     """The pairs' sum at every block with the norm inside the path."""
     model[0].auto_model.set_attn_implementation("eager")  # the others have no second derivatives
-    rows = [norm_inside(model, layer) for layer in range(blocks)]
+    rows = [norm_inside(model, layer, (QUERY, DOCUMENT)) for layer in range(blocks)]
+    rows += [norm_inside(model, blocks - 1, pair) for pair in OTHERS]
     for row in rows:
-        print("block {block}: pairs sum to {pairs:.3f} where the score is {score:.3f}".format(**row))
+        print("{texts}, block {block}: pairs sum to {pairs:.3f} where the score is {score:.3f}".format(**row))
     if path:
         data = {"command": "python benchmarks/jacobian.py --norm-inside", "model": name, "rows": rows}
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -157,10 +164,10 @@ def integrated(model: SentenceTransformer, text: str, layer: int) -> tuple[Tenso
     return (end - start)[0], torch.stack(rows)
 
 
-def norm_inside(model: SentenceTransformer, layer: int) -> dict[str, float]:
+def norm_inside(model: SentenceTransformer, layer: int, texts: tuple[str, str]) -> dict[str, Any]:
     """Rows of (e(x) - e(r)) / |e(x) - e(r)| by the right Riemann sum, which never comes to r; only their sums."""
     sums, ends = [], []
-    for text in (QUERY, DOCUMENT):
+    for text in texts:
         features: dict[str, Any] = dict(model.preprocess([text]))
         with torch.no_grad():
             start, reference = forward(model, reference_features(features, model[0]), layer, None)
@@ -172,7 +179,7 @@ def norm_inside(model: SentenceTransformer, layer: int) -> dict[str, float]:
             total += torch.autograd.functional.jvp(unit, at, end - start)[1] / NODES
         sums.append(total[0])
         ends.append(torch.nn.functional.normalize(embedding - reference, dim=-1)[0])
-    return {"block": layer, "pairs": float(sums[0] @ sums[1]), "score": float(ends[0] @ ends[1])}
+    return {"texts": texts, "block": layer, "pairs": float(sums[0] @ sums[1]), "score": float(ends[0] @ ends[1])}
 
 
 def _unit_shifted(

@@ -1,10 +1,11 @@
 """What do the pairs of `ij` sum to, for a document that belongs to a query and for one that does not?
 
-    python benchmarks/references.py --data FOLDER [--sets cranfield xquad stsb] [--queries 200] [--json FILE]
+    python benchmarks/references.py [--data FOLDER] [--sets demo cranfield xquad stsb] [--queries 200] [--json FILE]
 
 FOLDER holds the folders that `data_sets.py` names. Each query stands beside a document that belongs to it and beside
-one of another query. Sums of pairs follow from equation 2 of Moeller et al. (2024) without any integral, so that many
-can be had: the embeddings of both texts and of both references say it all.
+one of another query. The set `demo`, the only one without FOLDER, is a question beside every document of the demo, and
+beside a text of 142 tokens. Sums of pairs follow from equation 2 of Moeller et al. (2024) without any integral, so that
+many can be had: the embeddings of both texts and of both references say it all.
 
   pairs   f(a, b) - f(a, r_b) - f(r_a, b) + f(r_a, r_b), equation 2 as it stands (`along_reference="pairs"`)
   rest    f'(a, b), of the embeddings without what lies along each text's own reference (`along_reference="rest"`)
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +36,33 @@ from rag_explain.methods.jacobian import TRUSTED_REFERENCE
 from rag_explain.texts.tokens import Role
 
 Vector = NDArray[np.float64]
+LONG = "a " * 140  # 142 tokens
+QUESTIONS = (
+    "home bees",
+    "How do bees find their way home?",
+    "How many vacation days do I have, and until when may I take them?",
+)
 SHARED = "a " * 126  # with the two tokens that frame it 128
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--sets", nargs="+", default=["cranfield", "xquad", "stsb"])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--sets", nargs="+", help="demo, cranfield, xquad, stsb: all that there is data for")
     parser.add_argument("--queries", type=int, default=200, help="at most this many of each set")
     parser.add_argument("--model", default="all-MiniLM-L6-v2")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
 
     encoder = Explainer(options.model, "pooled").scorer.encoder
+    sets = options.sets or ["demo", *(["cranfield", "xquad", "stsb"] if options.data else [])]
     rows = []
-    for name in options.sets:
+    if "demo" in sets:
+        rows += demo(encoder)
+        print(json.dumps(rows, indent=1))
+    for name in sets:
+        if name == "demo":
+            continue
         pairs = choices.OWN_DOCUMENTS[name](options.data / choices.folder_of(name))[: options.queries]
         for reference in REFERENCES:
             rows.append(
@@ -56,11 +70,37 @@ def main() -> None:
             )
             print(line(rows[-1]))
     if options.json:
-        command = (
-            f"python benchmarks/references.py --data FOLDER --sets {' '.join(options.sets)} --queries {options.queries}"
-        )
+        data = "--data FOLDER " if options.data else ""
+        command = f"python benchmarks/references.py {data}--sets {' '.join(sets)} --queries {options.queries}"
         result = {"command": command, "model": encoder.name, "bounds": "95 %, of resampled queries", "rows": rows}
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def demo(encoder: Encoder) -> list[dict[str, Any]]:
+    """f(r_a, r_b) of a question with every document of the demo, and what its pairs sum to with the least alike one."""
+    lines = files("rag_explain.cli").joinpath("corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [ends(encoder, json.loads(line)["text"], "document", "padding") for line in lines if line]
+    _, long = ends(encoder, LONG, "document", "padding")
+    return [asked(encoder, question, found, long) for question in QUESTIONS]
+
+
+def asked(encoder: Encoder, question: str, found: list[tuple[Vector, Vector]], long: Vector) -> dict[str, Any]:
+    a, r_a = ends(encoder, question, "query", "padding")
+    terms = [float(r_a @ r_b) for _, r_b in found]
+    b, r_b = found[int(np.argmin([a @ b for b, _ in found]))]
+    return {
+        "set": "demo",
+        "reference": "padding",
+        "question": question,
+        "documents": len(found),
+        "f(r_a, r_b)": {"mean": float(np.mean(terms)), "least": min(terms)},
+        "f(r_a, r_b) with 142 tokens": float(r_a @ long),
+        "the document that is least like it": {
+            "score": float(a @ b),
+            "sum of pairs": float((a - r_a) @ (b - r_b)),
+            "rest": float(across(a, r_a) @ across(b, r_b)),
+        },
+    }
 
 
 def line(row: dict[str, Any]) -> str:

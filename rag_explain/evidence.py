@@ -121,7 +121,7 @@ def _read_query(scorer: Scorer, query: Passage) -> tuple[Tensor, tuple[Notice, .
     asked = vectors[0, (is_compared & batch.words())[0]]
     if not len(asked):
         raise InvalidInput("the query has no word to look for: give one that is not empty")
-    return asked, batch.notices[0]
+    return asked, (*scorer.token_notices, *batch.notices[0])
 
 
 def _windows(scorer: Scorer, whole: _Window) -> list[_Window]:

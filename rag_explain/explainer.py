@@ -348,7 +348,7 @@ class Explainer(ProcessBound):
             encoder = self.scorer.encoder
             with self.scorer.computing():
                 embedding = self._prepared(as_passage(query), self.scorer.fingerprint).embedding.copy()
-                vectors = encoder.vectors(torch.as_tensor(embedding).to(encoder.device, encoder.dtype)[None])
+                vectors = encoder.vectors(torch.as_tensor(embedding).to(encoder.device, encoder.dtype)[None], "query")
         vector: NDArray[np.float32] = vectors[0]
         return vector
 
@@ -360,7 +360,7 @@ class Explainer(ProcessBound):
         found = dict(zip(missing, self.scorer.embed([passages[index] for index in missing], "document"), strict=True))
         for index, factors in enumerate(kept):
             if factors is not None:
-                found[index] = self.scorer.encoder.vectors(torch.tensor(factors.embedding)[None])[0]
+                found[index] = self.scorer.encoder.vectors(torch.tensor(factors.embedding)[None], "document")[0]
         return np.stack([found[index] for index in range(len(passages))])
 
     def _explanation(

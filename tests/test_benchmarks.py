@@ -19,7 +19,8 @@ from rag_explain import Explainer, Explanation
 from rag_explain.encoder.model import Encoder
 from rag_explain.results.contrast import Contrast
 from rag_explain.texts.tokens import Token
-from tests.support.models import tiny
+from tests.support.models import TEXTS, tiny
+from tests.support.references_jacobian import integrated_jacobian
 
 ROOT = Path(__file__).parent.parent
 
@@ -214,6 +215,43 @@ def faithfulness(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The command as a module, which finds its neighbours where it is run."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return importlib.import_module("faithfulness")
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_matches_by_output_are_those_of_bti_and_by_input_are_others(
+    monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    bti: Any = importlib.import_module("bti")
+    scorer = Explainer(tiny(architecture)).scorer
+    found = Explainer(scorer, "bti", clusters=None).explain(*TEXTS)
+    by_output = bti.cosines(scorer.encoder, *TEXTS, scorer.encoder.n_blocks)
+    np.testing.assert_allclose(by_output, found.similarities, atol=1e-5)
+    by_input = bti.cosines(scorer.encoder, *TEXTS, 0)
+    row = bti.compared(scorer.encoder, *TEXTS)
+    assert row["cosine moves by at most"] == pytest.approx(float(np.abs(by_output - by_input).max()))
+    pairs = [
+        {(i, int(table[i].argmax())) for i in range(len(table))}
+        | {(int(column.argmax()), j) for j, column in enumerate(table.T)}
+        for table in (by_input, by_output)
+    ]
+    assert row["share of the pairs that stay"] == pytest.approx(len(pairs[0] & pairs[1]) / len(pairs[0]))
+
+
+def test_references_of_the_demos_documents_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    references: Any = importlib.import_module("references")
+    model = tiny("bert")
+    encoder = Encoder(model)
+    for row in references.demo(encoder):
+        assert row["documents"] == 56
+        assert row["f(r_a, r_b)"]["least"] < row["f(r_a, r_b)"]["mean"] < 1
+        one, other = (
+            integrated_jacobian(model, text, 0, normalise=True, nodes=1, task=role)
+            for text, role in ((row["question"], "query"), (references.LONG, "document"))
+        )
+        expected = float(one.reference @ other.reference)
+        assert row["f(r_a, r_b) with 142 tokens"] == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "roberta"])

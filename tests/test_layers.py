@@ -23,7 +23,7 @@ LAYERS = """
     results.why_not results.what_if results.x_ray results.calibration results.overview results.hits
     results.precomputed results.plan results
     factors pairing types
-    encoder.batch encoder.unread encoder.reading encoder.chunking encoder.identity encoder.working_copy
+    encoder.batch encoder.unread encoder.towers encoder.reading encoder.chunking encoder.identity encoder.working_copy
     encoder.probing encoder.watch encoder.pair_reading
     encoder.reference encoder.loading encoder.model encoder.cross_encoder encoder.static encoder.sparse
     encoder.sparse_static encoder shifted

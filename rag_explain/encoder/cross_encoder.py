@@ -13,6 +13,7 @@ from rag_explain.encoder.model import Encoder
 from rag_explain.encoder.pair_reading import PairReader, Pairs
 from rag_explain.errors import UnsupportedModel
 from rag_explain.texts.passage import Passage
+from rag_explain.texts.tokens import Role
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder, SentenceTransformer
@@ -32,7 +33,7 @@ class PairEncoder(Encoder):
         # It has all of a SentenceTransformer that is read here, but for an embedding and what compares it.
         super().__init__(cast("SentenceTransformer", model), name=name, device=device)
         whole = cast("CrossEncoder", self.whole)
-        named = getattr(self.transformer.config, "id2label", None) or {}
+        named = getattr(self.towers["document"].first.auto_model.config, "id2label", None) or {}
         names = tuple(str(named.get(number, number)) for number in range(whole.num_labels))
         self.labels = names if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
 
@@ -43,7 +44,7 @@ class PairEncoder(Encoder):
         """The query with each document, as `predict` reads them."""
         return self.reader.read_pairs(query, documents, self.device)
 
-    def _shortest(self) -> Batch:
+    def _shortest(self, role: Role) -> Batch:
         return self.read_pairs(Passage("a"), [Passage("a")])
 
     def returned(self, logits: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from rag_explain._torch import COMPILED, parts
 from rag_explain.encoder.reading import pair_prompt, reads_pairs, role_prompt
+from rag_explain.encoder.towers import input_modules
 
 Facts = dict[str, Any]  # by the path of each in the model
 
@@ -95,7 +96,8 @@ def facts(model: Any) -> Facts:
     found.pop(".default_prompt_name", None)
     if "message" in getattr(model[0], "modality_config", ()):  # then it writes what the model reads
         found["chat_template"] = plain(getattr(model[0].tokenizer, "chat_template", None))
-    found["tokenizer"] = hashlib.blake2b(_splitting(model[0].tokenizer).encode()).hexdigest()
+    digests = [hashlib.blake2b(_splitting(one).encode()).hexdigest() for one in tokenizers_of(model)]
+    found["tokenizer"] = digests[0] if len(digests) == 1 else digests
     return found
 
 
@@ -149,6 +151,12 @@ def is_data(value: Any) -> bool:
 def backend_of(tokenizer: Any) -> Any:
     """The Rust tokenizer of a fast one of transformers, or the tokenizer where it is one itself; None for others."""
     return tokenizer if isinstance(tokenizer, Tokenizer) else getattr(tokenizer, "backend_tokenizer", None)
+
+
+def tokenizers_of(model: Any) -> list[Any]:
+    """What splits texts: one tokenizer, or one for each route of a model that begins with a router."""
+    found = (getattr(module, "tokenizer", None) for module in input_modules(model))
+    return [one for one in found if backend_of(one) is not None]
 
 
 def _splitting(tokenizer: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from rag_explain._torch import parts
 from rag_explain.encoder.batch import Batch
-from rag_explain.encoder.identity import digest, tensors
+from rag_explain.encoder.identity import backend_of, digest, tensors
 from rag_explain.encoder.probing import Observed, observe
-from rag_explain.encoder.reading import Reader
+from rag_explain.encoder.reading import Reader, reader_of
 from rag_explain.encoder.reference import (
     IN_REFERENCE,
     Reference,
@@ -29,8 +29,9 @@ from rag_explain.encoder.reference import (
     reference_features,
     setting,
 )
+from rag_explain.encoder.towers import Tower, is_router, towers_of
 from rag_explain.encoder.watch import Watch
-from rag_explain.encoder.working_copy import find_blocks, first_module, make_working_copy, share
+from rag_explain.encoder.working_copy import check_first, find_blocks, make_working_copy, share
 from rag_explain.errors import ProcessBound, UnsupportedModel
 from rag_explain.texts.passage import Passage, as_passages
 from rag_explain.texts.tokens import Role
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 Visitor = Callable[[int, Tensor], Tensor]
+Towers = Mapping[Role, Tower]
+_PLURAL: dict[Role, str] = {"query": "queries", "document": "documents"}
 # Texts that are tokenized together; with the positions that are embedded together they bound what is in memory at once.
 _EMBEDDED_AT_ONCE = 512
 
@@ -63,36 +66,71 @@ class SharedModel(ProcessBound):
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         self.name = name or model.model_card_data.base_model or type(model).__name__
         copied, is_shared = share(model, device)
-        self._first = self._first_module(copied)
+        towers = towers_of(copied)
+        self._check_all(towers)
         self.observed = observe(copied)
         self.whole = make_working_copy(copied)
         # A copy that embeds as a framework does was made from the model that people hold, and may change.
         watched = getattr(model, "made_from", lambda: None)() or model
         self.watch = Watch(watched, self.observed.fleeting, is_shared=is_shared, adopt=self._adopt)
-        self._modules = list(self.whole.named_children())
-        # The final normalisation is left to the score, unless the embedding is truncated after it.
-        self._truncate_dim: int | None = getattr(self.whole, "truncate_dim", None)
-        self._normalizes = type(self._modules[-1][1]).__name__ == "Normalize" and self._truncate_dim is None
-        if self._normalizes:
-            self._modules.pop()
         # Asking sets a default: not on the caller's model. A cross-encoder compares nothing.
         self.similarity = str(getattr(self.whole, "similarity_fn_name", "logit"))
-        self.is_cosine = self.similarity != "dot" or self._normalizes
+        self._truncate_dim: int | None = getattr(self.whole, "truncate_dim", None)
+        # A final normalisation is left to the score, unless the embedding is truncated after it.
+        ends = [tower.ends_normalised and self._truncate_dim is None for tower in towers.values()]
+        self.is_cosine = self.similarity != "dot" or all(ends)
+        trimmed = {id(tower): tower.without_normalisation() for tower in towers.values() if tower.ends_normalised}
+        is_left = self.is_cosine and self._truncate_dim is None
+        self.towers: Towers = {
+            role: trimmed.get(id(tower), tower) if is_left else tower for role, tower in towers.items()
+        }
         # The module tree of the copy does not change any more, and walking it would cost as much as a short query.
         self._parameters, self._buffers = list(self.whole.parameters()), list(self.whole.buffers())
         self._digest = lru_cache(maxsize=1)(partial(_digest, self.whole, self.observed))
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """A role for each way in which texts are embedded: one where queries and documents differ in prompts alone."""
+        modules = (module for tower in self.towers.values() for _, module in tower.modules)
+        return get_args(Role) if self.has_two_towers or any(map(is_router, modules)) else ("document",)
+
+    @property
+    def has_two_towers(self) -> bool:
+        """Whether queries and documents are read by different modules."""
+        return self.towers["query"] is not self.towers["document"]
+
+    def _check_all(self, towers: Towers) -> None:
+        """Refuse towers that this kind of encoder does not know, alone or together."""
+        one, other = towers.values()
+        for role, tower in towers.items():
+            self._check(tower, "the model" if one is other else f"what reads {_PLURAL[role]} in the model")
+        readers = [backend_of(tower.first.tokenizer) for tower in towers.values()]
+        if one.is_static != other.is_static and readers[0] is readers[1]:
+            raise UnsupportedModel(
+                "the model's StaticEmbedding shares its tokenizer with the other tower, each of whose calls changes "
+                "how texts are cut and padded in both: give it a copy of the tokenizer"
+            )
+
     @abstractmethod
-    def _first_module(self, copied: SentenceTransformer) -> Any:
-        """The module that reads texts; one that this kind does not know is refused."""
+    def _check(self, tower: Tower, what: str) -> None:
+        """Refuse a tower that this kind of encoder does not know; `what` is what it is called."""
 
     @abstractmethod
     def run(self, batch: Batch) -> Tensor:
         """(D, e): the embeddings of a batch, before the final normalisation."""
 
-    @abstractmethod
     def describe(self) -> dict[str, str]:
         """What it is and how it reads texts, for people."""
+        query, document = (self._architecture(role) for role in self.towers)
+        return {
+            "architecture": f"queries: {query}; documents: {document}" if self.has_two_towers else document,
+            "prompts": f"query {self.reader.prompt('query')!r}, document {self.reader.prompt('document')!r}",
+            "computes on": f"{self.device}, {str(self.dtype).removeprefix('torch.')}",
+        }
+
+    @abstractmethod
+    def _architecture(self, role: Role) -> str:
+        """What reads texts of this role, for people."""
 
     def read(self, texts: Sequence[str | Passage], role: Role) -> Batch:
         """The texts as `encode_query` or `encode_document` reads them."""
@@ -116,11 +154,11 @@ class SharedModel(ProcessBound):
                 batch = self.read(texts[first : first + _EMBEDDED_AT_ONCE], role)
                 found = batch.in_buckets(self.embedded_tokens, self.run)
                 embeddings += [found[index] for index in range(len(batch))]
-            return self.vectors(torch.stack(embeddings))
+            return self.vectors(torch.stack(embeddings), role)
 
-    def vectors(self, embeddings: Tensor) -> NDArray[np.float32]:
-        """(D, e): embeddings as `encode_query` and `encode_document` return them."""
-        if self._normalizes:
+    def vectors(self, embeddings: Tensor, role: Role) -> NDArray[np.float32]:
+        """(D, e): embeddings as `encode_query` or `encode_document` returns them."""
+        if self.towers[role].normalises:
             embeddings = embeddings / self.norms(embeddings)[:, None]
         return embeddings.to("cpu", torch.float32).numpy()
 
@@ -135,7 +173,8 @@ class SharedModel(ProcessBound):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._parameters[0].dtype
+        """The least precise one, where towers differ."""
+        return min((one.dtype for one in self._parameters), key=lambda dtype: torch.finfo(dtype).bits)
 
     def _adopt(self, old: Tensor, new: Tensor) -> None:
         """The user's model has another tensor where the copy has `old`: share that one from now on."""
@@ -165,69 +204,105 @@ class Encoder(SharedModel):
 
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         super().__init__(model, name=name, device=device)
-        self._transformer = self._first
-        self.transformer: nn.Module = self._transformer.auto_model
-        self.is_shifted = bool(getattr(self._transformer, "is_shifted", False))
+        self._transformers = {id(tower.first): tower.first for tower in self.towers.values() if not tower.is_static}
+        self.is_shifted = all(_is_shifted(tower) for tower in self.towers.values())
         self._visitor: ContextVar[_Visit | None] = ContextVar("rag_explain_visitor", default=None)
-        for block in find_blocks(self._transformer):
-            block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
+        for transformer in self._transformers.values():
+            for block in find_blocks(transformer):
+                block.register_forward_pre_hook(self._enter_block, with_kwargs=True)
         self.reader = self._make_reader()
-        self.n_blocks = self._count_blocks()
+        self._word_vectors = lru_cache(_word_vectors)
+        depths = {role: self._count_blocks(role) for role, tower in self.towers.items() if not tower.is_static}
+        self._depths, self.n_blocks = depths, min(depths.values())
 
-    def _first_module(self, copied: SentenceTransformer) -> Any:
-        return first_module(copied)
+    def _check_all(self, towers: Towers) -> None:
+        super()._check_all(towers)
+        if len({_is_shifted(tower) for tower in towers.values()}) > 1:
+            raise UnsupportedModel("one tower of the model is a ShiftedEncoder and the other is not: shift both")
+
+    def _check(self, tower: Tower, what: str) -> None:
+        if not tower.is_static:
+            check_first(tower.first, what)
 
     def _make_reader(self) -> Reader:
-        return Reader(self.whole)
+        return reader_of(self.whole, self.towers)
 
     def reference(self, batch: Batch, reference: Reference = "padding") -> Batch:
         """The same batch with nothing said: special tokens kept, a filler between, positions and mask as they were."""
-        return replace(batch, features=reference_features(batch.features, self._transformer, reference))
+        return replace(batch, features=reference_features(batch.features, self._reading(batch), reference))
+
+    def _reading(self, batch: Batch) -> Any:
+        """The module with the transformer that reads this batch."""
+        tower = self.towers[batch.role]
+        if tower.is_static:
+            raise UnsupportedModel(
+                f"a StaticEmbedding reads {_PLURAL[batch.role]} in this model, and it has no text that says nothing: "
+                "use bilrp"
+            )
+        return tower.first
 
     def empty_words(self, batch: Batch, reference: Reference) -> WordVectors | None:
         """The word vectors of the batch's reference, where no id has them."""
         if reference not in ("zero", "mean"):
             return None
-        table = self._word_vectors
+        transformer = self._reading(batch)
+        table = self._word_vectors(transformer.auto_model)
         vector = table.mean(dim=0) if reference == "mean" else torch.zeros_like(table[0])
-        return WordVectors(emptied(batch.features, self._transformer), vector)
-
-    @cached_property
-    def _word_vectors(self) -> Tensor:
-        """(V, h): the table of word vectors, which listens to `WORD_VECTORS` from now on."""
-        table: Any = self.transformer.get_input_embeddings()  # type: ignore[operator]  # every Transformers model has it
-        table.register_forward_hook(put_word_vectors)
-        weight: Tensor = table.weight
-        return weight
+        return WordVectors(emptied(batch.features, transformer), vector)
 
     def run(self, batch: Batch, visit: Visitor | None = None, enter: Callable[[str], None] | None = None) -> Tensor:
         """(D, e): the embeddings of a batch, before the final normalisation.
 
         `visit(k, hidden)` sees the input (D, n, h) of every block and returns what the block is to work on instead;
-        k = `n_blocks` is the output of the last block. `enter(name)` is told which module runs.
+        k = `n_blocks` is the output of the last block, also of a tower with more blocks, whose others are not seen. A
+        tower without blocks shows its word vectors in each place. `enter(name)` is told which module runs.
         """
         self.follow_device()
         features = dict(batch.features)
         # As `encode` runs it: what a module keeps from one pass is then fit for the next, recorded or not.
         mode = torch.inference_mode(not torch.is_grad_enabled())
-        state = _Visit(visit)
-        with mode, setting(self._visitor, state):
-            for name, module in self._modules:
+        tower = self.towers[batch.role]
+        with mode, setting(self._visitor, _Visit(visit, self.n_blocks)):
+            for name, module in tower.modules:
                 if enter is not None:
                     enter(f"{type(module).__name__} (module {name})")
+                if module is tower.first and tower.is_static:
+                    features = self._looked_up(tower, features, visit)
+                    continue
                 features = module(features, **self._arguments(name, module, batch.role))
-                if module is self._transformer and visit is not None and "token_embeddings" in features:
-                    features["token_embeddings"] = visit(state.calls, features["token_embeddings"])
+                if module is tower.first and visit is not None and "token_embeddings" in features:
+                    features["token_embeddings"] = visit(self.n_blocks, features["token_embeddings"])
         embedding: Tensor = features[self.output]
         if self._truncate_dim is not None:
             embedding = embedding[:, : self._truncate_dim]
         return embedding
+
+    def _looked_up(self, tower: Tower, features: dict[str, Any], visit: Visitor | None) -> dict[str, Any]:
+        """What a table of word vectors makes of a batch: their mean, whatever stands around them."""
+        vectors: Tensor = tower.first.embedding.weight[features["input_ids"]]
+        mask = features["attention_mask"][..., None].to(vectors)
+        if visit is not None:
+            for block in range(self.n_blocks + 1):
+                vectors = visit(block, vectors)
+        mean = (vectors * mask).sum(dim=1) / mask.sum(dim=1)
+        return {**features, "token_embeddings": vectors, "sentence_embedding": mean}
 
     def _arguments(self, name: str, module: nn.Module, task: Role) -> dict[str, Any]:
         """What the model's own `forward` hands to a module beside the features: the task, to one that reads it."""
         taken = {*((self.whole.module_kwargs or {}).get(name) or ()), *getattr(module, "forward_kwargs", ())}
         told = getattr(self.whole, "tasks", {}).get(task, task)  # a framework may tell no task, or another one
         return {"task": told} if "task" in taken and told is not None else {}
+
+    def check_comparable(self) -> None:
+        """Refuse to compare vectors of tokens that two towers give other widths."""
+        if not self.has_two_towers:
+            return
+        query, document = (tower.first.get_embedding_dimension() for tower in self.towers.values())
+        if query != document:
+            raise UnsupportedModel(
+                f"a token of a query has {query} dimensions in this model and one of a document {document}, "
+                "so that they cannot be compared: use bilrp"
+            )
 
     def hidden(self, batch: Batch, block: int) -> tuple[Tensor, Tensor]:
         """(D, n, h) the input of a block, and (D, e) the embeddings; block `n_blocks` is the last one's output."""
@@ -244,18 +319,17 @@ class Encoder(SharedModel):
             raise UnsupportedModel(f"no block {block} of this encoder was seen at work")
         return caught[0], embeddings
 
-    def describe(self) -> dict[str, str]:
-        """What it is and how it reads texts, for people."""
-        following = []
-        for module in list(self.whole.children())[1:]:
+    def _architecture(self, role: Role) -> str:
+        tower, after = self.towers[role], []
+        for _, module in tower.modules[1:]:
             mode = getattr(module, "pooling_mode", None)
-            following.append(type(module).__name__ + (f" ({mode})" if mode else ""))
-        modules = " + ".join(following) or "no further module"
-        return {
-            "architecture": f"{type(self.transformer).__name__}, {self.n_blocks} blocks, {modules}",
-            "prompts": f"query {self.reader.prompt('query')!r}, document {self.reader.prompt('document')!r}",
-            "computes on": f"{self.device}, {str(self.dtype).removeprefix('torch.')}",
-        }
+            after.append(type(module).__name__ + (f" ({mode})" if mode else ""))
+        after += ["Normalize"] * tower.normalises
+        if tower.is_static:
+            count, width = tower.first.embedding.weight.shape
+            return " + ".join([f"StaticEmbedding, {count:,} word vectors of {width} dimensions", *after])
+        modules = " + ".join(after) or "no further module"
+        return f"{type(tower.first.auto_model).__name__}, {self._depths[role]} blocks, {modules}"
 
     def _enter_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         visit = self._visitor.get()
@@ -265,19 +339,20 @@ class Encoder(SharedModel):
             return (visit(args[0]), *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": visit(kwargs["hidden_states"])}
 
-    def _shortest(self) -> Batch:
-        return self.read(["a"], "query")
+    def _shortest(self, role: Role) -> Batch:
+        return self.read(["a"], role)
 
-    def _count_blocks(self) -> int:
-        visit = _Visit(None)
+    def _count_blocks(self, role: Role) -> int:
+        """How many blocks the tower of this role has: some encoders call one module again and again."""
+        visit, first = _Visit(None), self.towers[role].first
         with torch.no_grad(), setting(self._visitor, visit):
-            batch = self._shortest()
+            batch = self._shortest(role)
             try:
-                self._transformer(dict(batch.features))
+                first(dict(batch.features))
             except Exception as error:
                 raise UnsupportedModel(f"the model failed on a one-letter text: {error}") from error
         if not visit.calls:
-            raise UnsupportedModel(f"no block of {type(self.transformer).__name__} was seen at work")
+            raise UnsupportedModel(f"no block of {type(first.auto_model).__name__} was seen at work")
         return visit.calls
 
 
@@ -290,18 +365,33 @@ def check_hidden(hidden: Tensor, batch: Batch) -> None:
         )
 
 
+def _is_shifted(tower: Tower) -> bool:
+    return bool(getattr(tower.first, "is_shifted", False))
+
+
+def _word_vectors(transformer: Any) -> Tensor:
+    """(V, h): a transformer's table of word vectors, which listens to `WORD_VECTORS` from now on."""
+    table = transformer.get_input_embeddings()
+    table.register_forward_hook(put_word_vectors)
+    weight: Tensor = table.weight
+    return weight
+
+
 def _digest(working: SentenceTransformer, observed: Observed, state: tuple[int, int]) -> str:
     """The fingerprint of the model in this state of its weights, which is there for the cache."""
     return digest(observed.facts, tensors(working, observed.each_time))
 
 
 class _Visit:
-    """Counts the blocks of one forward pass: some encoders call one module again and again."""
+    """Counts the blocks of one forward pass: some encoders call one module again and again.
 
-    def __init__(self, visit: Visitor | None) -> None:
-        self.visit = visit
+    Blocks from the number `last` on are not shown.
+    """
+
+    def __init__(self, visit: Visitor | None, last: int = 0) -> None:
+        self.visit, self.last = visit, last
         self.calls = 0
 
     def __call__(self, hidden: Tensor) -> Tensor:
         self.calls += 1
-        return hidden if self.visit is None else self.visit(self.calls - 1, hidden)
+        return hidden if self.visit is None or self.calls > self.last else self.visit(self.calls - 1, hidden)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -64,7 +65,7 @@ class PairReader(Reader):
     """Reads pairs as `predict` of a cross-encoder does, with the tokenizer of the working copy."""
 
     def __init__(self, copy: Any) -> None:
-        super().__init__(copy)
+        super().__init__(copy, copy[0], threading.Lock())
         self._chats = "message" in copy[0].modality_config
 
     def prompt(self, role: Role) -> str | None:

@@ -1,13 +1,15 @@
 """How a model reads a text: its prompts, its tokenizer, its length limit, and offsets into the caller's own text."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rag_explain.encoder.batch import Batch, used_positions
+from rag_explain.encoder.towers import Tower
 from rag_explain.encoder.unread import reading_notices
 from rag_explain.errors import InvalidInput
 from rag_explain.texts.passage import Passage, check_text
@@ -20,16 +22,16 @@ _WANTED = {"text": {"return_offsets_mapping": True, "return_special_tokens_mask"
 class Reader:
     """Reads texts as `encode_query` and `encode_document` do, with the tokenizer of the working copy.
 
-    `max_length` is how many tokens the model reads, special ones included; None when it has no limit.
+    `first` is the module of the copy that reads them. `max_length` is how many tokens it reads, special ones included;
+    None when it has no limit.
     """
 
-    def __init__(self, copy: Any) -> None:
-        self._copy = copy
-        self.max_length: int | None = copy.max_seq_length
-        self._tokenizer = copy[0].tokenizer
+    def __init__(self, copy: Any, first: Any, tokenizing: threading.Lock) -> None:
+        self._copy, self._tokenizing = copy, tokenizing
+        self.max_length: int | None = first.max_seq_length
+        self._tokenizer = first.tokenizer
         backend = self._tokenizer.backend_tokenizer.model
         self._unknown = {self._tokenizer.unk_token, getattr(backend, "unk_token", None)} - {None}
-        self._tokenizing = threading.Lock()
 
     def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
         """The texts with the prompt in front and the end cut off where the model cuts it."""
@@ -76,6 +78,88 @@ class Reader:
                 text, add_special_tokens=False, truncation=False, return_offsets_mapping=True, verbose=False
             )
         return [(start, end) for start, end in output["offset_mapping"]]
+
+
+class StaticReader(Reader):
+    """Reads texts as a `StaticEmbedding` does, and notes where its tokens stand."""
+
+    def __init__(self, copy: Any, first: Any, _tokenizing: threading.Lock) -> None:
+        self._copy = copy
+        self._tokenizer = first.tokenizer
+        self.max_length: int | None = (self._tokenizer.truncation or {}).get("max_length")
+        self._unknown = {getattr(self._tokenizer.model, "unk_token", None)} - {None}
+        self._noted = first.tokenizer = _Noting(self._tokenizer)
+
+    def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
+        """The texts with the prompt in front; no special token, and cut off only where the tokenizer cuts."""
+        prompt = self.prompt(role) or ""
+        self._copy.preprocess([passage.string for passage in passages], prompt=prompt or None, task=role)
+        tokens, places, notices = [], [], []
+        cut = (self._tokenizer.truncation or {}).get("direction")
+        for passage, found in zip(passages, self._noted.last, strict=True):
+            if not found.ids:
+                raise InvalidInput("the text has no tokens: give a text with words that the model knows")
+            pieces = zip(found.tokens, found.offsets, [0] * len(found.ids), strict=True)
+            tokens.append(own_tokens(passage, len(prompt), list(pieces)))
+            is_cut = cut if found.overflowing else None
+            notices.append(reading_notices(tokens[-1], passage, role, self._unknown, is_cut))
+            places.append(tuple((start - len(prompt), end - len(prompt)) for start, end in found.offsets))
+        ids = [torch.tensor(found.ids, device=device) for found in self._noted.last]
+        mask = [torch.ones_like(one) for one in ids]
+        features = {"input_ids": ids, "attention_mask": mask}
+        return Batch(
+            passages=tuple(passages),
+            role=role,
+            tokens=tuple(tokens),
+            notices=tuple(notices),
+            spans=tuple(places),
+            features={name: pad_sequence(values, batch_first=True) for name, values in features.items()},
+        )
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of the whole text stands."""
+        check_text(text)
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        return [offset for part in (found, *found.overflowing) for offset in part.offsets]
+
+
+class _Noting(threading.local):
+    """Stands for a tokenizer that is asked for ids, and keeps what else it gave in this thread."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.last: Any = []
+
+    def encode_batch(self, inputs: Sequence[str], **options: Any) -> Any:
+        self.last = self._tokenizer.encode_batch(inputs, **options)
+        return self.last
+
+
+class Readers(Reader):
+    """One reader for each role. What is asked of neither role is asked of documents, which are cut into chunks."""
+
+    def __init__(self, by_role: Mapping[Role, Reader]) -> None:
+        self._by_role, self.max_length = by_role, by_role["document"].max_length
+
+    def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
+        return self._by_role[role].read(passages, role, device)
+
+    def prompt(self, role: Role) -> str | None:
+        return self._by_role[role].prompt(role)
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        return self._by_role["document"].token_offsets(text)
+
+
+def reader_of(copy: Any, towers: Mapping[Role, Tower]) -> Reader:
+    """What reads texts of both roles with the tokenizers of the working copy."""
+    made: dict[int, Reader] = {}
+    tokenizing = threading.Lock()  # towers may share a tokenizer
+    for tower in towers.values():
+        if id(tower.first) not in made:
+            made[id(tower.first)] = (StaticReader if tower.is_static else Reader)(copy, tower.first, tokenizing)
+    by_role = {role: made[id(tower.first)] for role, tower in towers.items()}
+    return Readers(by_role) if len(made) > 1 else by_role["document"]
 
 
 def role_prompt(model: Any, role: Role) -> str | None:

@@ -9,14 +9,15 @@ that is written over: that it gives what the model's own gives is checked when i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.encoder.model import Encoder
-from rag_explain.encoder.working_copy import first_module
+from rag_explain.encoder.model import Encoder, Towers
+from rag_explain.encoder.towers import Tower
 from rag_explain.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -52,13 +53,14 @@ class SparseTextEncoder(Encoder):
 
     def __init__(self, model: SentenceTransformer, *, name: str = "", device: str | torch.device | None = None) -> None:
         super().__init__(model, name=name, device=device)
-        (_, transformer), (at, pooling) = self._modules
+        first, (at, pooling) = self.towers["document"].modules
         self.pooling = Pooling(pooling)
-        self._modules = [("0", transformer), (at, self.pooling)]
+        self.towers = dict.fromkeys(self.towers, Tower((first, (at, self.pooling))))
 
-    def _first_module(self, copied: SentenceTransformer) -> Any:
-        check_sparse(copied)
-        return first_module(copied)
+    def _check_all(self, towers: Towers) -> None:
+        for tower in towers.values():
+            check_sparse([module for _, module in tower.modules])
+        super()._check_all(towers)
 
     def active(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(D, n, V) what each token says of each word of the vocabulary, and (D, V) the weights of the texts."""
@@ -66,9 +68,9 @@ class SparseTextEncoder(Encoder):
         return self.pooling.active(logits, batch.features["attention_mask"]), weights
 
 
-def check_sparse(model: Any) -> None:
+def check_sparse(modules: Iterable[nn.Module]) -> None:
     """Refuse a sparse encoder whose dimensions are no words."""
-    kinds = [type(module).__name__ for module in model.children()]
+    kinds = [type(module).__name__ for module in modules]
     if kinds[1:] != ["SpladePooling"]:
         raise UnsupportedModel(
             f"the model is made of {' and '.join(kinds)}: a sparse encoder is explained where its dimensions are words "

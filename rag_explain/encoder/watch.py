@@ -22,7 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rag_explain._torch import PARTS, forward_hooks, hooks_made, parts, written
-from rag_explain.encoder.identity import Facts, backend_of, differing, facts, is_data, is_unread, places, plain, tensors
+from rag_explain.encoder.identity import (
+    Facts,
+    backend_of,
+    differing,
+    facts,
+    is_data,
+    is_unread,
+    places,
+    plain,
+    tensors,
+    tokenizers_of,
+)
 from rag_explain.encoder.probing import attributes_decide, hooks_decide
 from rag_explain.errors import ModelChanged
 
@@ -102,8 +113,8 @@ class Glance:
         self._ordered = [own for module in model.modules() if len(own := parts(module)[2]) > 1]
         self._order = list(chain.from_iterable(self._ordered))
         self._similarity = _own_similarity(model)
-        self._tokenizer = getattr(model[0], "tokenizer", None)
-        self._splitting = _splitting(self._tokenizer)
+        self._tokenizers = tokenizers_of(model)
+        self._splitting = list(map(_splitting, self._tokenizers))
         self._tensors = tensors(model, self.fleeting)
         self._sample_from(self._tensors)
 
@@ -124,7 +135,7 @@ class Glance:
             or any(own.get(key, _MISSING) != value for own, key, value in self._equal)
             or any(plain(own.get(key, _MISSING)) != value for own, key, value in self._alike)
             or self._has_other_hooks()
-            or _splitting(self._tokenizer) != self._splitting
+            or list(map(_splitting, self._tokenizers)) != self._splitting
         )
 
     def _has_other_hooks(self) -> bool:

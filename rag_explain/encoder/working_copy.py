@@ -73,18 +73,11 @@ class IdentityDropout(nn.Dropout):
         return input
 
 
-def first_module(working: SentenceTransformer) -> Any:
-    """The module that holds the transformer; refused by name when it is something else."""
-    first: Any = working[0]
-    if hasattr(first, "sub_modules"):
-        towers = [f"{name} by {type(route[0]).__name__}" for name, route in first.sub_modules.items()]
-        raise UnsupportedModel(
-            f"the model begins with a {type(first).__name__}, which reads {' and '.join(towers)}: a model is explained "
-            f"where one encoder reads both, and a {type(first).__name__} stands behind it"
-        )
+def check_first(first: Any, what: str) -> None:
+    """Refuse a module that reads texts unless it holds a transformer that can be explained; `what` begins with it."""
     if not hasattr(first, "auto_model"):
         raise UnsupportedModel(
-            f"the model begins with {type(first).__name__}; only models that begin with a Transformer can be explained"
+            f"{what} begins with {type(first).__name__}; only models that begin with a Transformer can be explained"
         )
     if not getattr(first.tokenizer, "is_fast", False):
         raise UnsupportedModel(
@@ -98,7 +91,6 @@ def first_module(working: SentenceTransformer) -> Any:
         )
     if getattr(config, "_attn_implementation", "sdpa") not in ("sdpa", "eager"):
         first.auto_model.set_attn_implementation("sdpa")
-    return first
 
 
 def find_blocks(transformer: Any) -> list[nn.Module]:

@@ -66,9 +66,9 @@ class Alignment(Method):
     @property
     def notices(self) -> tuple[Notice, ...]:
         if self.measure == self.scorer.measure:
-            return super().notices
+            return (*super().notices, *self.scorer.token_notices)
         reason = f"{self.score} of last-layer token vectors is explained, which is not how this encoder scores"
-        return (Notice(OTHER_SCORE, reason),)
+        return (Notice(OTHER_SCORE, reason), *self.scorer.token_notices)
 
     def check(self) -> None:
         if self.name not in self.scorer.methods:

@@ -261,6 +261,17 @@ class PairMethod(EncoderMethod):
     additive = False
     has_factors = False
     linear = False
+    # Whether vectors of the query's tokens are compared with those of the document's.
+    compares_tokens: ClassVar[bool] = False
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        return (*super().notices, *(self.scorer.token_notices if self.compares_tokens else ()))
+
+    def check(self) -> None:
+        if self.compares_tokens:
+            self.encoder.check_comparable()
+        super().check()
 
     def ranked(
         self, query: Batch, documents: Batch, tables: Iterable[Tensor], scores: Iterable[Tensor]

@@ -35,6 +35,7 @@ class TokenEmbeddings(PairMethod):
     """`embeddings`: products of the tokens' input vectors. The encoder's blocks and the context play no part."""
 
     name = "embeddings"
+    compares_tokens = True
 
     def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         hidden, own = self.encoder.hidden(query, self.layer)

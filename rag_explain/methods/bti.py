@@ -44,6 +44,7 @@ class BTI(PairMethod):
     """
 
     name = "bti"
+    compares_tokens = True
     options = ("saliency", "clusters")
 
     def __init__(

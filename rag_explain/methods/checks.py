@@ -16,6 +16,7 @@ from rag_explain.methods.base import to_numpy
 from rag_explain.methods.frozen import FrozenMethod, freeze
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE, Finding
+from rag_explain.texts.tokens import Role
 
 _TEXT = "The quick brown fox jumps over the lazy dog, and nobody can say why it was found."
 _DIMENSIONS = 8  # that push is compared with pull, and the derivative with autograd
@@ -24,15 +25,16 @@ _DIMENSIONS = 8  # that push is compared with pull, and the derivative with auto
 def check_sum(method: FrozenMethod) -> None:
     """Refuse an encoder whose rows and rest miss its embedding, or whose recorded embedding is not its own."""
     encoder = method.encoder
-    batch = encoder.read([PROBE], "document")
-    (factors,) = method.factor(batch, "token")
-    plain = to_numpy(encoder.run(batch)[0])
-    error = max(factors.error, float(np.linalg.norm(plain - factors.embedding) / np.linalg.norm(plain)))
-    if not error <= tolerance(encoder.dtype):
-        raise CheckFailed(
-            f"sum of rows + rest misses the embedding of {encoder.name} by {error:.1%}: "
-            "an operation of this encoder is treated wrongly, and it is not explained; please report the model"
-        )
+    for role in encoder.roles:
+        batch = encoder.read([PROBE], role)
+        (factors,) = method.factor(batch, "token")
+        plain = to_numpy(encoder.run(batch)[0])
+        error = max(factors.error, float(np.linalg.norm(plain - factors.embedding) / np.linalg.norm(plain)))
+        if not error <= tolerance(encoder.dtype):
+            raise CheckFailed(
+                f"sum of rows + rest misses the embedding of {encoder.name} by {error:.1%}: "
+                "an operation of this encoder is treated wrongly, and it is not explained; please report the model"
+            )
 
 
 def examine(scorer: Scorer) -> list[Finding]:
@@ -46,14 +48,15 @@ def examine(scorer: Scorer) -> list[Finding]:
         return [*described, Finding("supported", f"{scorer.methods[0]}: its own score, token by token")]
     try:
         with encoder.computing():
-            return [*described, *_measured(encoder)]
+            measured = [one for role in encoder.roles for one in _measured(encoder, role)]
+            return [*described, *measured]
     except RagExplainError as error:
         return [*described, Finding("supported", str(error), ok=False)]
 
 
-def _measured(encoder: Encoder) -> list[Finding]:
+def _measured(encoder: Encoder, role: Role) -> list[Finding]:
     """Push and pull a short text through an encoder, compare with autograd, and say what was seen."""
-    batch = encoder.read([_TEXT], "document")
+    batch = encoder.read([_TEXT], role)
     plain = encoder.run(batch)
     frozen, embedding = freeze(encoder, batch, 0, LRP)
     rows, rest = frozen.push_rows()

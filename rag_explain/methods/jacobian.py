@@ -22,7 +22,7 @@ import copy
 import logging
 import sys
 from collections.abc import Mapping
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
@@ -41,7 +41,7 @@ from rag_explain.methods.integration_path import IntegrationPath
 from rag_explain.results.notices import METHOD, OTHER_SCORE, Notice
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE, check_route
-from rag_explain.texts.tokens import Unit
+from rag_explain.texts.tokens import Role, Unit
 
 _log = logging.getLogger("rag_explain.methods")
 
@@ -75,6 +75,7 @@ class JacobianMethod(EncoderMethod):
         if max_nodes < 1:
             raise InvalidInput(f"max_nodes must be at least 1, not {max_nodes}")
         self.tolerance, self.max_nodes = tolerance, max_nodes
+        self._spreads = lru_cache(self._find_spreads)
 
     @property
     def default_layer(self) -> int:
@@ -83,7 +84,8 @@ class JacobianMethod(EncoderMethod):
 
     def check(self) -> None:
         """Finds out once how nodes can be batched, and fails here rather than at the first text."""
-        _ = self._spreads
+        for role in self.encoder.roles:
+            self._spreads(role)
         EncoderMethod.check(self.with_one_node())
         check_route(self.encoder, self.layer)
 
@@ -103,7 +105,7 @@ class JacobianMethod(EncoderMethod):
         """The path of text `index` from its reference, with the nodes that its integral needs."""
         one = batch.select([index])
         normalises = self.normalises_in_path and self.encoder.is_cosine
-        how = {"normalises": normalises, "across": self.along_reference == "rest", "spreads": self._spreads}
+        how = {"normalises": normalises, "across": self.along_reference == "rest", "spreads": self._spreads(batch.role)}
         path = IntegrationPath(self.encoder, one, self.layer, reference=self.reference, **how)
         path.choose_nodes(self.tolerance, self.max_nodes, float(self.endpoints(path)[1].norm()))
         if path.error > self.tolerance:
@@ -113,10 +115,9 @@ class JacobianMethod(EncoderMethod):
             )
         return path
 
-    @cached_property
-    def _spreads(self) -> bool:
+    def _find_spreads(self, role: Role) -> bool:
         """Whether one text's mask and positions serve a batch of nodes, so that blocks below `layer` run only once."""
-        batch = self.encoder.read([PROBE], "document")
+        batch = self.encoder.read([PROBE], role)
         hidden, _ = self.encoder.hidden(batch, self.layer)
         at = torch.cat([hidden, hidden / 2])
         _, copied = freeze(self.encoder, batch.select([0, 0]), self.layer, JACOBIAN, at=at)
@@ -281,10 +282,11 @@ class ExactJacobians(JacobianMethod):
         super().check()
         if not self.encoder.is_shifted:
             return
-        batch = self.encoder.read([PROBE], "document")
-        reference = self.encoder.run(self.encoder.reference(batch))
-        if float(reference.norm()) > 1e-6 * float(self.encoder.run(batch).norm()):
-            raise UnsupportedModel(
-                "the embedding of this shifted encoder's reference is not zero: a bias after its pooling adds to it; "
-                "use modules without one"
-            )
+        for role in self.encoder.roles:
+            batch = self.encoder.read([PROBE], role)
+            reference = self.encoder.run(self.encoder.reference(batch))
+            if float(reference.norm()) > 1e-6 * float(self.encoder.run(batch).norm()):
+                raise UnsupportedModel(
+                    "the embedding of this shifted encoder's reference is not zero: a bias after its pooling adds to "
+                    "it; use modules without one"
+                )

@@ -18,8 +18,8 @@ from rag_explain.results.notices import METHOD, Notice
 
 _ONE_CELL = Notice(
     METHOD,
-    "this encoder's embedding is the vector of a single token, so the decomposition is one cell and says nothing "
-    "about words: use bilrp or ij",
+    "an embedding of this encoder is the vector of a single token, so the decomposition is one cell, or one row or "
+    "column of them, and says nothing about the words of that text: use bilrp or ij",
 )
 
 
@@ -36,5 +36,7 @@ class Pooled(FrozenMethod):
         return self.encoder.n_blocks  # the output of the last block
 
     def finish(self, query: Factors, document: Factors | Side, matrix: Array, score: float) -> ExplainedPair:
-        single = np.count_nonzero(matrix[:-1, :-1].any(axis=0)) <= 1 < len(document.tokens)
+        cells = matrix[:-1, :-1] != 0
+        sides = ((cells.any(axis=1), query.tokens), (cells.any(axis=0), document.tokens))
+        single = any(np.count_nonzero(carries) <= 1 < len(tokens) for carries, tokens in sides)
         return explained(query, document, matrix, score, notices=(_ONE_CELL,) if single else ())

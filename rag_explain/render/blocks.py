@@ -6,6 +6,9 @@ from typing import Literal, TypeAlias
 from rag_explain.render.sentences import all_visible
 
 
+_NOTHING = 5e-4  # a share of the whole that is not worth a line
+
+
 @dataclass(frozen=True, slots=True)
 class _Visible:
     """Every string in a block passes `visible` when the block is made, so that no view can forget it."""
@@ -87,7 +90,7 @@ class Table(_Visible):
     def left_out(self, shown: int) -> str:
         """How many rows are not shown, and what share of the whole they have; nothing where all are."""
         others, share = self.total - shown, 1 - sum(self.shares[:shown])
-        return f"{others:,} other{'s' if others > 1 else ''}: {share:.0%}" if others > 0 else ""
+        return f"{others:,} other{'s' if others > 1 else ''}: {share:.0%}" if others > 0 and share > _NOTHING else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from rag_explain.encoder import loading
 from rag_explain.encoder.cross_encoder import PairEncoder
 from rag_explain.encoder.model import Encoder
 from rag_explain.encoder.static import StaticEncoder
+from rag_explain.encoder.towers import towers_of
 from rag_explain.errors import InvalidInput, UnsupportedModel, in_words
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.bi_encoder import BiEncoder
@@ -69,14 +70,13 @@ def _resolved(model: Any, device: str | None, max_calls: int | None, analyser: A
         raise InvalidInput("max_calls limits what is sent to something that embeds strings: this model computes here")
     from sentence_transformers import CrossEncoder as PairModel
     from sentence_transformers import MultiVectorEncoder, SparseEncoder
-    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     loaded, name = loading.load(model, device)
     if isinstance(loaded, SparseEncoder):
         return _checked(sparse_of(loaded, name, device))
     if isinstance(loaded, PairModel):
         return _checked(CrossEncoder(PairEncoder(loaded, name=name, device=device)))
-    if isinstance(loaded[0], StaticEmbedding):
+    if all(tower.is_static for tower in towers_of(loaded).values()):
         return _checked(Static(StaticEncoder(cast("SentenceTransformer", loaded), name=name, device=device)))
     # A MultiVectorEncoder has all of a SentenceTransformer that an Encoder reads, but for the embedding.
     encoder = Encoder(cast("SentenceTransformer", loaded), name=name, device=device)

@@ -48,12 +48,14 @@ class Scorer(ABC):
         measure: what the score is: "cosine", "dot", "MaxSim", "logit" and so on; all that a view needs to label it.
         methods: what can split this score, by name or as a subclass of `Method`; the first is the default.
         notices: what every explanation of this scorer must say.
+        token_notices: what must be said where vectors of tokens are compared.
     """
 
     name: str
     measure: str
     methods: tuple[Any, ...]
     notices: tuple[Notice, ...] = ()
+    token_notices: tuple[Notice, ...] = ()
     noise: float = 0.0  # how far two vectors of one text are apart, as a share of their length
     tolerance: float = 1e-4  # what may be rounding in `probes`, on another machine say, as a share of their size
 

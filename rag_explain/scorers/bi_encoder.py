@@ -12,7 +12,7 @@ from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder, SharedModel
 from rag_explain.probes import TEXTS
-from rag_explain.results.notices import OTHER_SCORE, Notice
+from rag_explain.results.notices import METHOD, OTHER_SCORE, Notice
 from rag_explain.scorers.base import EncoderScorer
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Role
@@ -20,6 +20,11 @@ from rag_explain.texts.tokens import Role
 _METHODS = (
     *("bilrp", "hxp", "ij", "pooled", "occlusion", "alignment", "bti"),
     *("embeddings", "gradient", "integrated-gradients"),
+)
+_TOWERS = Notice(
+    METHOD,
+    "queries and documents are read by different modules, whose vectors of tokens are compared here: the model itself "
+    "compares embeddings only",
 )
 
 
@@ -36,6 +41,8 @@ class BiEncoder(EncoderScorer):
         if encoder.similarity in ("euclidean", "manhattan"):
             reason = f"the model compares by {encoder.similarity} distance; the cosine is explained instead"
             self.notices = (Notice(OTHER_SCORE, reason),)
+        if encoder.has_two_towers:
+            self.token_notices = (_TOWERS,)
 
     @property
     def encoder(self) -> Encoder:
@@ -64,5 +71,6 @@ class BiEncoder(EncoderScorer):
 
     def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The last block's vectors, scaled to length one; those of words are compared."""
+        self._encoder.check_comparable()
         vectors, _ = self._encoder.hidden(batch, self._encoder.n_blocks)
         return torch.nn.functional.normalize(vectors, dim=-1), batch.words()

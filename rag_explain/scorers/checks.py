@@ -59,7 +59,12 @@ def check_route(encoder: Encoder, layer: int, batch: Batch | None = None) -> Non
     one text while the model reads another: the embedding must not move. It must not depend on padding either, or
     factors would depend on which texts shared a batch.
     """
-    batch = encoder.read([PROBE, f"{PROBE} {PROBE}"], "document") if batch is None else batch
+    texts = [PROBE, f"{PROBE} {PROBE}"]
+    for one in [encoder.read(texts, role) for role in encoder.roles] if batch is None else [batch]:
+        _check_route(encoder, layer, one)
+
+
+def _check_route(encoder: Encoder, layer: int, batch: Batch) -> None:
     alone, together = batch.select([0]), encoder.run(batch)[:1]
     hidden, plain = encoder.hidden(alone, layer)
     ids = alone.features["input_ids"].clone()

@@ -37,7 +37,7 @@ class Static(BiEncoder):
 
     def probe_vectors(self, role: Role) -> Iterable[NDArray[np.float32]]:
         batch = self.static.read(TEXTS, role)
-        return list(self.static.vectors(self.static.run(batch)))
+        return list(self.static.vectors(self.static.run(batch), role))
 
     def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The word vectors, scaled to length one; those of words are compared."""

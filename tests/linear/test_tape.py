@@ -201,4 +201,4 @@ def test_an_explainer_made_in_inference_mode():
         explainer = Explainer(model, device="cpu:0")
         first = explainer.explain(*TEXTS)
     assert explainer.explain(*TEXTS).score == pytest.approx(first.score)
-    assert next(explainer.scorer.encoder.transformer.parameters()) is next(model.parameters())
+    assert next(explainer.scorer.encoder.whole[0].auto_model.parameters()) is next(model.parameters())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Router
+from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -229,14 +229,6 @@ def test_methods_that_look_into_blocks_or_contexts_are_refused_with_the_one_to_u
 def test_the_method_is_refused_for_other_models() -> None:
     with pytest.raises(UnsupportedModel, match="use bilrp"):
         Explainer(tiny(), "static")
-
-
-def test_towers_that_differ_are_refused_with_what_they_are() -> None:
-    transformer = list(tiny(dtype=torch.float32).children())
-    words = static(width=16)[0]
-    router = Router.for_query_document(query_modules=[words], document_modules=transformer)
-    with pytest.raises(UnsupportedModel, match=r"a Router.*query by StaticEmbedding and document by Transformer"):
-        Explainer(SentenceTransformer(modules=[router], device="cpu"))
 
 
 # ---------------------------------------------------------------------- what works over it

@@ -242,6 +242,15 @@ def static(*after: torch.nn.Module, kind: str = "wordpiece", width: int = 8, **s
     return SentenceTransformer(modules=[words, *after], device="cpu", **settings)
 
 
+def routed(
+    query: SentenceTransformer, document: SentenceTransformer, *after: torch.nn.Module, **settings: Any
+) -> SentenceTransformer:
+    """A model that reads queries with the modules of one model and documents with those of another."""
+    default = settings.pop("default_route", "document")
+    router = Router.for_query_document(list(query.children()), list(document.children()), default_route=default)
+    return SentenceTransformer(modules=[router, *after], device="cpu", **settings)
+
+
 def word_index() -> BM25:
     """A BM25 index of some texts."""
     index = BM25Okapi([text.split() for text in (*CORPUS, *TEXTS, "The bank is closed.")])

@@ -1,5 +1,6 @@
 """Slow oracles, written from the equations and sharing nothing with the library but the model.
 
+Sections are those of Vasileiou & Eberle (2024), whose equations have no numbers; AH, LN and GA are their rules.
 LRP by the rules of Ali et al. (2022) is gradient x input of a network in which attention probabilities, norm
 denominators and activation ratios are detached. Here that network is a copy of the model whose modules are rewritten
 one by one, and the gradient is taken by one ordinary backward pass per embedding dimension: the papers' own way.
@@ -65,7 +66,7 @@ def lrp_rows_with_biases(
 
 
 def gradient_rows(model: SentenceTransformer, features: dict[str, Any], layer: int) -> Tensor:
-    """(D, n, e): gradient x input without any rule."""
+    """(D, n, e): gradient x input without any rule, a half of section 3.1's R_ii' = x_i x_i' [Hessian y]_ii'."""
     return _gradient_times_input(copy.deepcopy(model), features, layer)
 
 
@@ -99,13 +100,14 @@ def _gradient_times_input(
     embedding = out["sentence_embedding"]
     (hidden,) = caught
     columns = []
-    for dimension in range(dimensions or embedding.shape[1]):  # one backward pass per dimension, as in the papers
+    for dimension in range(dimensions or embedding.shape[1]):  # section 3.1: one backward pass for each m = 1 ... h
         inputs = [hidden, *(leaves or ())]
         found = torch.autograd.grad(embedding[:, dimension].sum(), inputs, retain_graph=True, allow_unused=True)
         used = [(value, slope) for value, slope in zip(inputs, found, strict=True) if slope is not None]
         relevance = [(slope * value).sum(dim=-1) for value, slope in used]
         tokens = sum(one for one in relevance if one.ndim == 2)
         after = sum((one for one in relevance if one.ndim == 1), torch.zeros(len(hidden), dtype=hidden.dtype))
+        # section 3.1: LRP([phi]_m, x)_i = x_i d[phi]_m / dx_i of the ruled copy, summed over the features of a token
         columns.append(tokens if leaves is None else torch.cat([tokens, after[:, None]], dim=1))
     return torch.stack(columns, dim=-1).detach()
 
@@ -135,7 +137,7 @@ def _apply_rules(model: SentenceTransformer, *, gated: bool) -> None:
 
 
 def _layer_norm(module: nn.LayerNorm) -> Callable[[Tensor], Tensor]:
-    """y = (x - E[x]) / [sqrt(Var[x] + eps)].detach() * weight + bias"""
+    """LN, section 3.2: y = (x - E[x]) / [sqrt(eps + Var[x])].detach(), and its weight and bias."""
 
     def forward(x: Tensor) -> Tensor:
         deviation = (x.var(dim=-1, unbiased=False, keepdim=True) + module.eps).sqrt().detach()
@@ -147,7 +149,7 @@ def _layer_norm(module: nn.LayerNorm) -> Callable[[Tensor], Tensor]:
 
 
 def _rms_norm(module: Any) -> Callable[[Tensor], Tensor]:
-    """y = x / [sqrt(E[x^2] + eps)].detach() * weight"""
+    """LN of encoders without a mean: y = x / [sqrt(E[x^2] + eps)].detach() * weight"""
     eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
     weight = 1.0 + module.weight if type(module).__name__.startswith("Gemma3") else module.weight
 
@@ -158,7 +160,7 @@ def _rms_norm(module: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _activation(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """y = x * [act(x) / x].detach()"""
+    """GA, section 3.2, "in proportion to the computed activations": y = x * [act(x) / x].detach()"""
     return lambda x: x * (act(x) / x).detach()
 
 
@@ -169,7 +171,10 @@ def _gate(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def _detached_softmax() -> Iterator[None]:
-    """Every softmax of the copy's eager attention is a coefficient. For one test at a time: it patches functions."""
+    """AH, section 3.2: y_j = sum_i h_i [p_ij].detach(), in the copy's eager attention.
+
+    For one test at a time: it patches functions.
+    """
     functional, plain = nn.functional.softmax, torch.softmax
     nn.functional.softmax = lambda *args, **kwargs: functional(*args, **kwargs).detach()
     torch.softmax = lambda *args, **kwargs: plain(*args, **kwargs).detach()

@@ -23,7 +23,7 @@ from rag_explain import Explainer
 from rag_explain.encoder.loading import packaged_path
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.notices import UNCHECKED
-from tests.support.models import CORPUS, folder, tiny
+from tests.support.models import CORPUS, folder, routed, static, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -307,6 +307,32 @@ def test_a_score_of_token_vectors_is_a_stand_in_for_one_of_text_vectors() -> Non
     store = filled(InMemoryVectorStore(embeddings_of("huggingface", saved())))
     for _, explanation in explained(ExplainingRetriever(retriever=store.as_retriever(), explainer=encoder)):
         assert "the documents were ranked by vectors of HuggingFaceEmbeddings" in (explanation.surrogate or "")
+
+
+@cache
+def saved_towers() -> str:
+    """Where a model is kept whose queries are a mean of word vectors and whose documents a transformer reads."""
+    where = tempfile.mkdtemp(prefix="tiny-towers-")
+    model = routed(static(width=16), tiny("roberta", dtype=torch.float32), Normalize(), prompts=PROMPTS)
+    model.save(where, create_model_card=False)
+    return where
+
+
+TASKS: list[dict[str, Any]] = [{}, {"query_encode_kwargs": {"task": "query"}, "encode_kwargs": {"task": "document"}}]
+
+
+@pytest.mark.parametrize("options", TASKS, ids=["told no task", "told the task"])
+def test_the_tower_that_the_framework_takes_is_the_one_that_is_explained(options: dict[str, Any]) -> None:
+    embeddings = embeddings_of("huggingface", saved_towers(), **options)
+    query = np.array(embeddings.embed_query(QUERY))
+    wrapped = ExplainingRetriever(retriever=filled(chroma(embeddings)).as_retriever(), unit="token")
+    for document, explanation in explained(wrapped):
+        stored = np.array(embeddings.embed_documents([document.page_content])[0])
+        assert explanation.notices == ()
+        assert explanation.score == pytest.approx(float(query @ stored), abs=1e-5)
+        assert explanation.gap == pytest.approx(0.0, abs=1e-4)
+        # A table of word vectors has no special tokens: without a task both are read by the default route.
+        assert ("special" in {token.part for token in explanation.query_tokens}) == (not options)
 
 
 class ByQuestion(Embeddings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +24,7 @@ from integrations.llama_index.tests.test_llama_index_retrievers import events
 from rag_explain import Explainer
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.notices import UNCHECKED
-from tests.support.models import CORPUS, tiny
+from tests.support.models import CORPUS, routed, tiny
 
 QUERY = "why did the dog\nlook at the moon?"
 PROMPTS = {"query": "the old bridge: ", "document": "a cat: ", "text": "honeybees, "}
@@ -85,6 +86,24 @@ def test_what_the_embedding_model_does_is_what_is_explained(options: dict[str, A
         parts = {token.part for token in explanation.query_tokens}
         assert ("prompt" in parts) == ("query_instruction" in options)
         assert ("metadata" in {token.part for token in explanation.document_tokens}) == bool(node.metadata)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_the_tower_that_the_embedding_model_takes_is_the_one_that_is_explained(is_told: bool, tmp_path: Path) -> None:
+    query, document = tiny("bert", dtype=torch.float32), tiny("roberta", dtype=torch.float32)
+    towers = routed(query, document, Normalize())
+    towers.save(str(tmp_path), create_model_card=False)
+    model: BaseEmbedding = LocalEmbedding(towers) if is_told else HuggingFaceEmbedding(str(tmp_path), device="cpu")
+    index = VectorStoreIndex(nodes(), embed_model=model)
+    asked = np.array(model.get_query_embedding(QUERY))
+    reader = (query if is_told else document).tokenizer  # told no task, the model takes its default route for both
+    for node, explanation in explained(ExplainingRetriever(index.as_retriever(), unit="token")):
+        stored = np.array(model.get_text_embedding(node.node.get_content(MetadataMode.EMBED)))
+        assert explanation.surrogate is None
+        assert explanation.score == pytest.approx(float(asked @ stored), abs=1e-5)
+        assert explanation.gap == pytest.approx(0.0, abs=1e-4)
+        pieces = reader.convert_ids_to_tokens(reader(QUERY)["input_ids"])
+        assert [token.piece for token in explanation.query_tokens] == pieces
 
 
 def test_asking_leaves_no_trace_and_touches_no_cache() -> None:
