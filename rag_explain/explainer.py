@@ -297,8 +297,8 @@ class Explainer(ProcessBound):
 
         A method is a name, or a mapping with "method" and its options, such as {"method": "ij", "layer": 5}. None: all
         methods that split this scorer's score. One that refuses the model is listed with its reason. With `layers`,
-        each method is asked at each of these blocks: whether it says the same wherever it is asked. What each says is
-        held against what the score really loses, which takes an encoding for each word or sentence of both texts.
+        each method is asked at each of these blocks: whether it says the same wherever it is asked. All are held
+        against what the score really loses, which takes an encoding for each word or sentence of both texts.
         """
         chosen = self.scorer.methods if methods is None else methods
         if isinstance(chosen, str) or not chosen:

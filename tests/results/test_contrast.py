@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from rag_explain import Contrast, Explainer
 from rag_explain.errors import InvalidInput
+from rag_explain.render.views.contrast import decided
+from rag_explain.results.contrast import NO_WORD
 from tests.support.models import CORPUS, tiny
 from tests.support.samples import DOCUMENT, HOSTILE, OTHER, QUERY, explain
 
@@ -80,3 +83,25 @@ def test_on_real_weights_the_trap_is_named() -> None:
     assert contrast.difference > 0
     assert {"bees", "home"} & {item.query for item in contrast.pairs(3)}
     assert (contrast.pairs(1)[0].query, contrast.pairs(1)[0].document) == ("bees", "bees")
+
+
+def test_the_first_sentence_says_whether_the_difference_is_in_a_word_at_all() -> None:
+    said = set()
+    for number in range(12):
+        one, other = explain(document=f"{DOCUMENT} {number}"), explain(document=f"{OTHER} {number}")
+        for shift in (0.0, 3.0):
+            matrix = other.matrix.copy()
+            matrix[-1, -1] += shift  # what belongs to no word
+            moved = replace(other, matrix=matrix, score=float(matrix.sum(dtype=np.float64)))
+            contrast = Contrast(wanted=one, got=moved)
+            told, share = decided(contrast), contrast.unattributed / contrast.difference
+            assert ("of the difference is in no word: " in told) == (share > 0.5)
+            if "speaks most for" in told:
+                winner = "got" if contrast.difference > 0 else "wanted"
+                words = [item for item in contrast.query_words() if item.query != NO_WORD]
+                best = max(words, key=lambda item: item.value * contrast.difference)
+                assert f"speaks most for {winner} is “{best.query}”" in told
+            said.add(told.split()[0])
+    assert len(said) > 1
+    same = Contrast(wanted=explain(), got=explain())
+    assert decided(same) == "both have the same score"

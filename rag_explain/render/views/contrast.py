@@ -60,7 +60,8 @@ def decided(contrast: Contrast) -> str:
     winner, loser = ("got", "wanted") if total > 0 else ("wanted", "got")
     share = unattributed / total
     if share > 0.5:
-        return f"{share:.0%} of the difference is in no word: the words alone would not tell the two apart like this"
+        most = "more than all" if share > 1 else f"{share:.0%}"
+        return f"{most} of the difference is in no word: the words alone would not tell the two apart like this"
     words = [item for item in contrast.query_words() if item.query != NO_WORD and item.value * total > 0]
     if not words:
         return f"no word of the query speaks for {winner}"
