@@ -35,17 +35,18 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def add_model_arguments(command: argparse.ArgumentParser) -> None:
-    """--model, --method, --layer, --device, --store."""
+    """--model, --method, --layer, --label, --device, --store."""
     command.add_argument("--model", default=DEFAULT_MODEL, help=_MODEL)
-    command.add_argument("--method", default=None, help="explanation method (default: bilrp)")
+    command.add_argument("--method", default=None, help="explanation method (default: the model's first)")
     command.add_argument("--layer", type=int, default=None, help="attribute to the input of this encoder block")
+    command.add_argument("--label", default=None, help="of a cross-encoder with several labels, the one to explain")
     command.add_argument("--device", default=None, help="where to compute, for example cpu or cuda")
     command.add_argument("--store", default=None, help="folder in which documents' factors are kept")
 
 
 def make_explainer(arguments: argparse.Namespace) -> Explainer:
     """The Explainer that the arguments ask for."""
-    options = {name: getattr(arguments, name) for name in ("layer", "device", "store")}
+    options = {name: getattr(arguments, name) for name in ("layer", "label", "device", "store")}
     return load_explainer(arguments.model, arguments.method, **options)
 
 

@@ -33,7 +33,8 @@ class PairEncoder(Encoder):
         super().__init__(cast("SentenceTransformer", model), name=name, device=device)
         whole = cast("CrossEncoder", self.whole)
         named = getattr(self.transformer.config, "id2label", None) or {}
-        self.labels = tuple(str(named.get(number, number)) for number in range(whole.num_labels))
+        names = tuple(str(named.get(number, number)) for number in range(whole.num_labels))
+        self.labels = names if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
 
     def _make_reader(self) -> PairReader:
         return PairReader(self.whole)

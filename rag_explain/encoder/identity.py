@@ -93,6 +93,8 @@ def facts(model: Any) -> Facts:
         # Asking sets it: not on the model itself.
         found["._similarity_fn_name"] = str(copy.copy(model).similarity_fn_name)
     found.pop(".default_prompt_name", None)
+    if "message" in getattr(model[0], "modality_config", ()):  # then it writes what the model reads
+        found["chat_template"] = plain(getattr(model[0].tokenizer, "chat_template", None))
     found["tokenizer"] = hashlib.blake2b(_splitting(model[0].tokenizer).encode()).hexdigest()
     return found
 

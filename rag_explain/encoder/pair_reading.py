@@ -91,13 +91,13 @@ class PairReader(Reader):
             sequences = list(read(output, texts, prompt))
         tokens, sides, notices = [], [], []
         for document, sequence in zip(documents, sequences, strict=True):
+            if not sequence.found:
+                raise InvalidInput("the query and the document have no tokens: give texts that are not empty")
             whose = _owned(sequence.whose)
             own: list[tuple[Token, ...]] = []
             told: tuple[Notice, ...] = ()
             for side, passage in enumerate((query, document)):
                 found = [one for one, at in zip(sequence.found, whose, strict=True) if at == side]
-                if not found:
-                    raise InvalidInput(f"the {SIDES[side]} has no tokens: give a text that is not empty")
                 own.append(own_tokens(passage, sequence.starts[side], found))
                 cut = self._tokenizer.truncation_side if sequence.is_cut[side] else None
                 told += reading_notices(own[side], passage, SIDES[side], self._unknown, cut)

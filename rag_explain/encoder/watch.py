@@ -267,6 +267,7 @@ def _splitting(tokenizer: Any) -> tuple[Any, ...]:
     steps = (backend.normalizer, backend.pre_tokenizer, backend.post_processor)
     states = [None if step is None else step.__getstate__() for step in steps]
     settings = [getattr(backend.model, name, None) for name in _MODEL_SETTINGS]
+    kept.append(getattr(tokenizer, "chat_template", None))
     return id(tokenizer), backend.get_vocab_size(with_added_tokens=True), *states, *settings, *kept
 
 

@@ -30,7 +30,7 @@ _OWN_WORDS = frozenset(
     |activation|clusters|samples|seed|nodes|query_nodes|document_nodes|query_error|document_error|query_sum
     |document_sum|f(a, r_b)|f(r_a, b)|f(r_a, r_b)|along references|reference|padding|mask|zero|mean|along_reference
     |query standard error|document standard error|rest|pairs|path|seconds|subspace|cold|pair|built|memory|disk
-    |remote""".replace("\n    ", "").split("|")
+    |remote|gradient-input|cut|label""".replace("\n    ", "").split("|")
 )
 
 

@@ -20,10 +20,18 @@ them in the rest, as the papers do.
 from typing import Any, Literal
 
 from rag_explain.errors import InvalidInput
-from rag_explain.linear import ATTN_LRP, JACOBIAN, LRP
+from rag_explain.linear import ATTN_LRP, JACOBIAN, LRP, Rules
 from rag_explain.methods.checks import check_sum
 from rag_explain.methods.frozen import FrozenMethod
 from rag_explain.scorers.base import Scorer
+
+
+def known_rules(name: str) -> Rules:
+    """The rules of this name; another one is refused."""
+    known = {"lrp": LRP, "attnlrp": ATTN_LRP}
+    if name not in known:
+        raise InvalidInput(f"rules must be one of {', '.join(known)}, not {name!r}")
+    return known[name]
 
 
 class BiLRP(FrozenMethod):
@@ -45,12 +53,9 @@ class BiLRP(FrozenMethod):
         biases: Literal["position", "apart"] = "position",
     ) -> None:
         super().__init__(scorer, layer)
-        known = {"lrp": LRP, "attnlrp": ATTN_LRP}
-        if rules not in known:
-            raise InvalidInput(f"rules must be one of {', '.join(known)}, not {rules!r}")
         if biases not in ("position", "apart"):
             raise InvalidInput(f"biases must be 'position' or 'apart', not {biases!r}")
-        self.rules, self.biases_by_position = known[rules], biases == "position"
+        self.rules, self.biases_by_position = known_rules(rules), biases == "position"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,8 +39,9 @@ from rag_explain.encoder.model import check_hidden
 from rag_explain.encoder.pair_reading import Pairs
 from rag_explain.encoder.probing import tolerance
 from rag_explain.errors import CheckFailed, InvalidInput, UnsupportedModel, whole_number
-from rag_explain.linear import JACOBIAN, LRP, AffineMap, Recorder, Rules
+from rag_explain.linear import JACOBIAN, AffineMap, Recorder
 from rag_explain.methods.base import ExplainedPair, Method, explained, to_numpy
+from rag_explain.methods.bilrp import known_rules
 from rag_explain.methods.frozen import freeze
 from rag_explain.results.notices import METHOD, Notice
 from rag_explain.scorers.base import Scorer
@@ -62,23 +63,30 @@ _POSITIONS = 2048
 class PairRelevance(Method):
     """`lrp`: each token's relevance for the logit, and what tokens of one text read from those of the other.
 
+    `rules` are those of `bilrp` (default), or AttnLRP's; a bias is counted for the token at whose position it enters.
     `cut` is the block at whose input pairs are formed; None: the middle one.
     """
 
     name = "lrp"
     has_factors = False
     linear = False
-    rules: Rules = LRP
-    computes_rest = True
-    options = ("cut",)
+    computes_rest: ClassVar[bool] = True
 
-    def __init__(self, scorer: Scorer, layer: int | None = None, *, cut: int | None = None) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        layer: int | None = None,
+        *,
+        rules: Literal["lrp", "attnlrp"] = "lrp",
+        cut: int | None = None,
+    ) -> None:
         self.encoder = scorer.pair_encoder  # refused in words by a scorer that has none
         assert isinstance(scorer, CrossEncoder)
         self.scorer: CrossEncoder = scorer
         super().__init__(scorer, layer)
         if self.encoder.n_blocks < 2:
             raise UnsupportedModel(f"{self.encoder.name} has one block, and pairs are formed between two")
+        self.rules = known_rules(rules)
         self.cut = self.encoder.n_blocks // 2 if cut is None else whole_number(cut, "cut")
         if not 0 < self.cut < self.encoder.n_blocks:
             raise InvalidInput(f"cut must be between 1 and {self.encoder.n_blocks - 1} for this model, not {cut}")
@@ -86,7 +94,8 @@ class PairRelevance(Method):
     @property
     def settings(self) -> dict[str, Any]:
         label = self.scorer.label_name
-        return {**super().settings, **({} if label is None else {"label": label})}
+        settings = {"rules": self.rules.name, "cut": self.cut}
+        return settings if label is None else {**settings, "label": label}
 
     @property
     def asks_whole(self) -> bool:
@@ -98,11 +107,13 @@ class PairRelevance(Method):
     def check(self) -> None:
         """The tokens' relevance and the rest sum to the logit, and nothing goes past the blocks that are looked at."""
         pairs = self.scorer.read_pairs(Passage(PROBE), as_passages([PROBE, f"{PROBE} {PROBE}"]))
-        plain, alone = self.encoder.run(pairs)[:1], pairs.select([0])
+        alone = pairs.select([0])
+        plain = self.encoder.run(alone)
         (relevance, rest), logits = self._relevance(alone)
-        size = relevance.abs().sum() + rest.abs().sum()
-        logit = self.scorer.chosen(plain)[0]
-        error = float(max((relevance.sum() + rest.sum() - logit).abs(), (logits - plain).abs().max()) / size)
+        (pair,) = self._as_pairs(alone)
+        found = torch.stack([relevance.sum() + rest.sum(), torch.tensor(float(pair.matrix.sum())).to(rest)])
+        misses = (found - self.scorer.chosen(plain)).abs().max(), (logits - plain).abs().max()
+        error = float(max(misses) / (relevance.abs().sum() + rest.abs().sum()))
         if not error <= tolerance(self.encoder.dtype):
             raise CheckFailed(
                 f"the relevance of the tokens and the rest miss the logit of {self.scorer.name} by {error:.1%}: an "
@@ -110,7 +121,6 @@ class PairRelevance(Method):
             )
         for block in (0, self.cut):
             check_route(self.encoder, block, pairs)
-        super().check()
 
     def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         pairs = self.scorer.read_pairs(query.passages[0], documents.passages)
@@ -155,6 +165,8 @@ class PairRelevance(Method):
         """
         count = int(numbers.max()) + 1
         cells = slopes.new_zeros(count, *numbers.shape)
+        if not count:  # an empty query
+            return cells
         for start, images in lower.images(numbers, self.max_bytes):
             stop = min(start + len(images), count)  # the rest is no token's
             cells[start:stop] += (images[: stop - start] * slopes).sum(dim=-1)
@@ -225,5 +237,12 @@ class PairGradient(PairRelevance):
     """`gradient-input`: the same without rules. The rest is what remains, so that the sum checks nothing."""
 
     name = "gradient-input"
-    rules = JACOBIAN
     computes_rest = False
+
+    def __init__(self, scorer: Scorer, layer: int | None = None, *, cut: int | None = None) -> None:
+        super().__init__(scorer, layer, cut=cut)
+        self.rules = JACOBIAN
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in super().settings.items() if name != "rules"}

@@ -25,7 +25,7 @@ class StaticRows(Method):
     def __init__(self, scorer: Scorer, layer: int | None = None) -> None:
         if not isinstance(scorer, Static):
             raise UnsupportedModel(
-                f"static splits a mean of word vectors, which is not how {scorer.name} embeds: use pooled or alignment"
+                f"static splits a mean of word vectors, which is not how {scorer.name} ranks: use {scorer.methods[0]}"
             )
         self._model = scorer.static
         super().__init__(scorer, layer)

@@ -163,8 +163,8 @@ def _inches(labels: list[str], size: float) -> float:
 
 
 def _caption(axes: Axes, shown: Explanation, more: str = "") -> None:
-    figures, balance = figures_of(shown)
-    first = f"{figures.name} {figures.total}{figures.parts}; {balance.text}"
+    figures, *about = figures_of(shown)
+    first = "; ".join([f"{figures.name} {figures.total}{figures.parts}", *(line.text for line in about)])
     told = *filter(None, [more, sentences.trust(shown)]), *sentences.notices(shown)
     lines = [first, sentences.source(shown), *told]
     cut = [(line, 150) for line in sentences.unread(shown)] + [(line, 120) for line in lines[:4]]

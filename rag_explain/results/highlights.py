@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any, Self
 
 from rag_explain.results.explanation import Explanation
@@ -28,8 +29,7 @@ class Highlights(ValuedSpans):
     def of(cls, explanation: Explanation) -> Self:
         """What an explanation says of the document's words."""
         shown = explanation.in_words()
-        names = ("query", "document", "score", "method", "model", "fingerprint", "notices", "gap", "measure")
-        names += ("returned",)
+        names = {item.name for item in dataclass_fields(cls)} - {"spans"}
         fields: dict[str, Any] = {name: getattr(shown, name) for name in names}
         return cls(spans=shown.document_spans(), **fields)
 

@@ -45,11 +45,11 @@ class CrossEncoder(EncoderScorer):
         choice = f"choose one of its {len(names)} labels by label=: {', '.join(names)}"
         if label is None:
             raise InvalidInput(f"{self.name} gives a logit for each label: {choice}")
-        number = label if isinstance(label, int) else names.index(label) if label in names else -1
-        if isinstance(label, bool) or not 0 <= number < len(names):
+        numbers = {str(at): at for at in range(len(names))} | {name: at for at, name in enumerate(names)}
+        if isinstance(label, bool) or not isinstance(label, int | str) or str(label) not in numbers:
             raise InvalidInput(f"{self.name} has no label {label!r}: {choice}")
         chosen = copy.copy(self)
-        chosen.label = number
+        chosen.label = label if isinstance(label, int) else numbers[label]
         return chosen
 
     @property
@@ -74,6 +74,12 @@ class CrossEncoder(EncoderScorer):
             role="document",
             tokens=tuple(side.tokens for side in sides),
             notices=tuple(side.notices for side in sides),
+        )
+
+    def embed(self, passages: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
+        raise InvalidInput(
+            f"{self.name} reads both texts at once and gives no vector per text, neither for an index nor for a method "
+            f"that compares vectors: use {self._own_methods}"
         )
 
     def score(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:

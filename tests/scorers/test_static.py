@@ -227,7 +227,7 @@ def test_methods_that_look_into_blocks_or_contexts_are_refused_with_the_one_to_u
 
 
 def test_the_method_is_refused_for_other_models() -> None:
-    with pytest.raises(UnsupportedModel, match="use pooled or alignment"):
+    with pytest.raises(UnsupportedModel, match="use bilrp"):
         Explainer(tiny(), "static")
 
 

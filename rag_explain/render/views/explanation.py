@@ -62,13 +62,13 @@ def words(shown: Explanation, side: Role, scale: float | None = None) -> Words:
     return Words(pieces(shown, side), tuple(values), scale, notes, label=side)
 
 
-def figures(shown: Explanation) -> tuple[Block, ...]:
+def figures(shown: Explanation) -> tuple[Figures, *tuple[Line, ...]]:
     """The score, what makes it up, what the model made of it, and whether it adds up."""
     parts = sentences.parts(shown.score, shown.unattributed, shown.unit) if shown.additive else ""
     return (*total(shown.score, shown.measure, shown.returned, parts), Line(sentences.balance(shown)))
 
 
-def total(score: float, measure: str, returned: float | None, parts: str) -> tuple[Block, ...]:
+def total(score: float, measure: str, returned: float | None, parts: str) -> tuple[Figures, *tuple[Line, ...]]:
     """The score that is split, by its name where people know another one; and what the model made of it."""
     told = sentences.returned(score, measure, returned)
     return Figures("logit" if measure == "logit" else "score", f"{score:.4f}", parts), *([Line(told)] if told else ())
