@@ -180,7 +180,8 @@ class Explainer(ProcessBound):
 
     def contrast(self, query: str, wanted: str | Passage, got: str | Passage) -> Contrast:
         """Why `got` and not `wanted`: which words made the difference between their scores."""
-        return Contrast(*self.explain_many(query, [wanted, got], unit="word"))
+        one, other = self.explain_many(query, [wanted, got], unit="word")
+        return Contrast(one, other)
 
     def what_if(
         self,

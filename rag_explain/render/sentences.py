@@ -214,10 +214,10 @@ def across(stages: Sequence[StageDifference]) -> list[str]:
     """Where each search had both documents, and what every stage after them made of that."""
     both = [(one, one.wanted, one.got) for one in stages]
     pairs = [(one, wanted, got) for one, wanted, got in both if wanted is not None and got is not None]
-    searches = [(one, wanted, got) for one, wanted, got in pairs if wanted.kind == "search"]
+    searches = [(wanted, got) for _, wanted, got in pairs if wanted.kind == "search"]
     told = [
-        f"{side} was " + " and ".join(_found(own[0].name, own[which]) for own in searches)
-        for side, which in (("wanted", 1), ("got", 2))
+        f"{side} was " + " and ".join(_found(own[which].name, own[which]) for own in searches)
+        for which, side in enumerate(("wanted", "got"))
         if searches
     ]
     return [*told, *(_put(*own) for own in pairs if own[1].kind not in ("search", "term"))]

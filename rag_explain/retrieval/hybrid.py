@@ -54,7 +54,10 @@ class HybridRetriever(ProcessBound):
         self._rows = list(self._documents)
         self._analyse = partial(bm25s.tokenize, stopwords="en", show_progress=False)
         self.words = bm25s.BM25()
-        self.words.index(self._analyse([_text(one.text) for one in self._documents.values()]), show_progress=False)
+        terms = self._analyse([_text(one.text) for one in self._documents.values()])
+        if not any(terms.ids):
+            raise InvalidInput("no document has a word that BM25 could look for: search by vectors alone")
+        self.words.index(terms, show_progress=False)
         self._hit_explainer, self._legs = HitExplainer(vectors.explainer, unit=unit), Legs()
 
     def search(self, query: str, k: int = 10, explain: ExplainMode | None = None, *, top: int | None = None) -> Hits:

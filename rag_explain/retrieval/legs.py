@@ -57,7 +57,7 @@ def scorer_of(owner: object, embedder: Embedder | None) -> Make | None:
         return partial(_explainer, owner)
     if embedder is not None and has_model(embedder):
         model, usage = embedder.seen()
-        return partial(explainer_of, model, usage)
+        return None if model is None else partial(explainer_of, model, usage)
     return None
 
 

@@ -161,8 +161,9 @@ class Reader:
         stages: list[Stage] = []
         for (number, one), score in zip(parts, scores, strict=True):
             branch = self.stages(inner, number, one)
-            own = {"weight": share, "contribution": share * score} if is_mean else {}
-            stages += *branch[:-1], replace(branch[-1], document=str(one.keys[-1]), **own)
+            weight, adds = (share, share * score) if is_mean else (None, None)
+            last = replace(branch[-1], document=str(one.keys[-1]), weight=weight, contribution=adds)
+            stages += *branch[:-1], last
         note = _UNFOUND if not parts else None if is_mean else _UNMEANT
         asked = None if parts else self._asked(run)
         return (*stages, Stage(run.name, "merge", rank, None, found.score, legs=len(parts), note=note, query=asked))

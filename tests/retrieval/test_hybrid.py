@@ -90,5 +90,7 @@ def test_documents_without_a_known_word_and_without_a_name():
 def test_what_it_cannot_be_asked_is_said():
     with pytest.raises(InvalidInput, match="depth must be at least 1"):
         HybridRetriever(vectors(), depth=0)
+    with pytest.raises(InvalidInput, match="no document has a word that BM25 could look for"):
+        HybridRetriever(FaissRetriever.from_texts(["the", "of"], vectors().explainer))
     with pytest.raises(InvalidInput, match="k must be at least 1"):
         HybridRetriever(vectors()).search(QUERY, 0)
