@@ -298,6 +298,14 @@ class Explainer(ProcessBound):
                 found[index] = self.scorer.encoder.vectors(torch.tensor(factors.embedding)[None])[0]
         return np.stack([found[index] for index in range(len(passages))])
 
+    def vectors_at_hand(self, documents: Sequence[str | Passage]) -> list[NDArray[np.float32] | None]:
+        """(e,) of each document, where that costs nothing: up to its length, where the score is a cosine."""
+        if not self.scorer.is_metered:
+            return list(self.document_vectors(documents))
+        passages = as_passages(documents)
+        both = zip(self.scorer.at_hand(passages, "document"), self._planner.kept(passages), strict=True)
+        return [factors.embedding if one is None and factors else one for one, factors in both]
+
     def _explanation(
         self, query: str, passage: Passage, pair: ExplainedPair, fingerprint: str, probes: Probes
     ) -> Explanation:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rag_explain"
 
 # Every module, from the bottom up: each knows only modules that stand before it. A package stands after its modules.
 LAYERS = """
-    errors _torch probes
+    errors _torch probes budget
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.trust results.explanation results.highlights results.evidence
@@ -28,7 +28,7 @@ LAYERS = """
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear.structure linear
-    scorers.base scorers.budget scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
+    scorers.base scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
     scorers.multi_vector scorers.static scorers.checks scorers
     evidence
     methods.base methods.frozen methods.checks methods.bilrp methods.pooled methods.static methods.parts
@@ -40,7 +40,7 @@ LAYERS = """
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
     retrieval.engines retrieval.stages retrieval.sharing retrieval.nested retrieval.search retrieval.truth
-    retrieval.adapter retrieval.saved_index
+    retrieval.black_box retrieval.adapter retrieval.saved_index
     retrieval.faiss retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel
     log.writer log.lookup log.runs log.states log.verify log.diff log

@@ -1,6 +1,7 @@
 """What an adapter of a framework is built from: retrieved documents in, hits with explanations out."""
 
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, check_mode
+from rag_explain.retrieval.black_box import MAX_CALLS
 from rag_explain.retrieval.engines import ChromaEngine, Engine, Kept, LanceDBEngine, Place, engine_of
 from rag_explain.retrieval.holders import held_model, inside, models_inside
 from rag_explain.retrieval.nested import Encoder, Encoders, InnerHits, collecting, refuse_several, report
@@ -10,8 +11,9 @@ from rag_explain.retrieval.stages import UNNAMED, StagedHits, after, same_score,
 from rag_explain.retrieval.truth import retriever_reason
 from rag_explain.retrieval.usage import Embedder, has_model
 
-__all__ = ["UNNAMED", "ChromaEngine", "Embedder", "Encoder", "Encoders", "Engine", "ExplainMode", "ExplainerSource"]
+__all__ = ["MAX_CALLS", "UNNAMED", "ChromaEngine", "Embedder", "Encoder", "Encoders", "Engine", "ExplainMode"]
 __all__ += [
+    "ExplainerSource",
     "HitExplainer",
     "InnerHits",
     "Kept",

@@ -23,6 +23,7 @@ from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
+from rag_explain.retrieval.black_box import MAX_CALLS
 from rag_explain.retrieval.engines import FaissEngine, Place
 from rag_explain.retrieval.saved_index import read_index, read_manifest, write_index
 from rag_explain.retrieval.search import RetrievedDocument, Search
@@ -53,7 +54,7 @@ class FaissRetriever(ProcessBound):
         metadata: a mapping for each row, like `documents`.
         normalize: scale query vectors to length one, for an index of vectors that were scaled.
         embedder: what the index was built with and embeds the queries, where that is not what explains.
-        explain, top, time_limit, unit: see `rag_explain.retrieval.HitExplainer`.
+        explain, top, time_limit, unit, max_calls: see `rag_explain.retrieval.HitExplainer`.
     """
 
     instead = "use save(folder), and FaissRetriever.load(folder) where it is needed"
@@ -72,6 +73,7 @@ class FaissRetriever(ProcessBound):
         top: int | None = None,
         time_limit: float | None = None,
         unit: Unit | None = None,
+        max_calls: int | None = MAX_CALLS,
     ) -> None:
         if not isinstance(index, faiss.Index):
             raise InvalidInput(f"index must be a FAISS index of float vectors, not {type(index).__name__}")
@@ -82,7 +84,7 @@ class FaissRetriever(ProcessBound):
             self.explainer.scorer.embed([], "query")  # refused in words by a scorer that has no vector per text
         self._documents, self._ids, self._metadata = documents, ids, metadata
         options: dict[str, Any] = {"explain": explain, "top": top, "time_limit": time_limit, "unit": unit}
-        self._hit_explainer = HitExplainer(explainer, embedder=embedder, **options)
+        self._hit_explainer = HitExplainer(explainer, embedder=embedder, max_calls=max_calls, **options)
 
     @property
     def explainer(self) -> Explainer:
@@ -212,7 +214,9 @@ class FaissRetriever(ProcessBound):
         is_product = metric.base == "inner product"
         if (np.abs(np.linalg.norm(vectors, axis=1) - 1.0) <= _UNIT).all():
             return Metric("cosine") if is_product else metric, None
-        by_dot = _measure(self._source) == "dot"
+        # What only embeds strings is compared as its index does.
+        is_free = isinstance(self._source, Embedder) and self._source.is_black_box
+        by_dot = is_free or _measure(self._source) == "dot"
         if is_product and by_dot:
             return metric, None
         explained = "inner product" if by_dot else "cosine"
@@ -241,6 +245,11 @@ class FaissRetriever(ProcessBound):
         folder = Path(folder)
         manifest = read_manifest(folder)
         explainer = Explainer(manifest["model"]) if explainer is None else explainer
+        if isinstance(explainer, Embedder) and explainer.model is None:  # only asking it would tell
+            raise InvalidInput(
+                f"{explainer.name} holds no SentenceTransformer: that the index was built with it cannot be known "
+                "here; read it with faiss.read_index"
+            )
         made = HitExplainer(explainer).explainer if isinstance(explainer, Embedder) else explainer
         scorer, built_with = made.scorer, Probes.from_dict(manifest["probes"])
         name = explainer.name if isinstance(explainer, Embedder) else scorer.name

@@ -21,11 +21,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_explain.budget import Budget, at_most
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import EmbeddingFailed, InvalidInput, ModelChanged, ProcessBound, in_words, whole_number
 from rag_explain.probes import TEXTS, Probes
 from rag_explain.scorers.base import Scorer
-from rag_explain.scorers.budget import Budget
 from rag_explain.scorers.sources import Source, source_of
 from rag_explain.texts.passage import Passage, as_passages
 from rag_explain.texts.segments import part_spans
@@ -55,6 +55,7 @@ class BlackBox(Scorer, ProcessBound):
     """
 
     instead = "make it anew where it is unpickled"
+    is_metered = True
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class BlackBox(Scorer, ProcessBound):
         if measure not in ("cosine", "dot"):
             raise InvalidInput(f"measure must be 'cosine' or 'dot', not {measure!r}")
         self._source, self.name, self.measure = source, name or source.name, measure
+        self.made_for: object = embed  # kept as long as this is
         self._batch_size = _positive(batch_size, source.batch_size, "batch_size")
         self._concurrency = _positive(concurrency, source.concurrency, "concurrency")
         self.methods = ("occlusion", "shapley")
@@ -99,7 +101,7 @@ class BlackBox(Scorer, ProcessBound):
 
     def at_most(self, max_calls: int | None) -> AbstractContextManager[None]:
         """Inside the block no more than this many texts are sent: for one query, say."""
-        return self.budget.at_most(max_calls)
+        return at_most(max_calls)
 
     def describe(self) -> dict[str, str]:
         roles = "queries and documents each in their own way" if self._source.has_roles else "all texts alike"
@@ -219,6 +221,8 @@ class BlackBox(Scorer, ProcessBound):
             raise EmbeddingFailed(
                 f"{self.name} gives a text another vector each time (off by {noise:.0%}): no difference means anything"
             )
+        if len({vector.tobytes() for vector in found.values()}) == 1:
+            raise EmbeddingFailed(f"{self.name} gives every text the same vector: no difference means anything")
         return found, noise
 
     def _with_probe(self, keys: Sequence[Key]) -> list[Key]:

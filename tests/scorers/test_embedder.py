@@ -12,6 +12,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 
 from rag_explain import Explainer
+from rag_explain.budget import Budget, at_most
 from rag_explain.errors import BudgetSpent, EmbeddingFailed, FormatError, InvalidInput, ModelChanged, RagExplainError
 from rag_explain.faiss import FaissRetriever
 from rag_explain.log import ExplanationLog, records
@@ -321,6 +322,17 @@ def test_one_query_may_have_a_budget_of_its_own() -> None:
     with scorer.at_most(64):
         explainer.explain_many(QUERY, [DOCUMENT, CORPUS[0]])
     assert len(asked.texts) == MAKING + 5 + 4 + 1
+
+
+def test_a_budget_inside_itself_counts_once() -> None:
+    asked, budget = Asked(), Budget(MAKING + 6)
+    with at_most(budget), at_most(budget):
+        scorer = Explainer(asked).scorer
+        with at_most(100), pytest.raises(BudgetSpent, match=rf"max_calls is spent \({MAKING + 6} texts\)"):
+            scorer.embed([f"text {number}" for number in range(10)], "document")
+    assert (budget.sent, budget.left, len(asked.texts)) == (MAKING + 6, 0, MAKING + 6)
+    with at_most(0), pytest.raises(BudgetSpent):
+        Explainer(Asked())
 
 
 def test_hits_are_explained_as_far_as_the_budget_goes_and_no_search_fails(tmp_path: Path) -> None:
