@@ -139,6 +139,10 @@ class Explainer(ProcessBound):
         ids = None if ids is None else _checked_ids(ids, len(passages))
         if not passages:
             return []
+        if self.method.narrows(unit):
+            sentences = self._explained(query, passages, "sentence", ids, whole=True)
+            both = zip(passages, sentences, strict=True)
+            passages = tuple(self.method.narrowed(passage, Highlights.of(one).spans) for passage, one in both)
         # Factors of a linear method are pushed and pulled by word or sentence; other results are grouped afterwards.
         grouped = unit if self.method.linear else "token"
         # Read once, before anything is computed: a model that changes meanwhile must not name numbers it did not make.

@@ -368,6 +368,26 @@ def test_the_plan_is_what_is_then_paid(unit: Any, tmp_path: Path) -> None:
         Explainer(tiny("bert")).plan(CORPUS)
 
 
+@pytest.mark.parametrize("method", ["occlusion", "shapley"])
+def test_two_steps_send_sentences_and_then_the_words_of_the_best(method: str) -> None:
+    text = " ".join(f"The cat saw {number} dogs near the old moon." for number in range(8))
+    asked = Asked()
+    options: dict[str, Any] = {"samples": 4} if method == "shapley" else {}
+    explainer = Explainer(asked, method, best=1, **options)
+    plan = explainer.plan([text, DOCUMENT], query=QUERY, unit="word")
+    assert str(plan).startswith("at most ")
+    sent = len(asked.texts)
+    explanations = explainer.explain_many(QUERY, [text, DOCUMENT], unit="word")
+    paid = len(asked.texts) - sent
+    assert paid <= plan.embeddings < explainer.plan([text], unit="word").embeddings + paid
+    if method == "occlusion":
+        assert paid == 5 + (1 + 8 + 9) + (1 + 3 + len(explanations[1].document_tokens))
+    assert len(explanations[0].document_tokens) == 9
+    explainer.explain_many(QUERY, [text, DOCUMENT], unit="word")
+    assert len(asked.texts) == sent + paid
+    assert explainer.plan([text], unit="word").is_most is False
+
+
 def test_it_says_what_it_is() -> None:
     explainer = Explainer(ForChains(Asked()))
     assert explainer.scorer.name == "ForChains tiny-2"

@@ -92,8 +92,8 @@ class DocumentExplainer:
                 f"DocumentExplainer was made with an object of {type(self.explainer).__name__}, which cannot be "
                 "written: pass explainer= as the name or folder of the model, or leave it out"
             )
-        names = "explainer document_embedder explain top time_limit unit metric surrogate max_calls".split()
-        return default_to_dict(self, **{name: getattr(self, name) for name in names})
+        names = ("explainer", "document_embedder", "explain", "top", "time_limit", "unit", "metric", "surrogate")
+        return default_to_dict(self, **{name: getattr(self, name) for name in (*names, "max_calls")})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentExplainer:
