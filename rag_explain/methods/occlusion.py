@@ -35,6 +35,7 @@ from rag_explain.texts.tokens import Role, Token, Unit
 from rag_explain.texts.units import WHOLE
 
 _ROUNDING = 1e-6  # less than this is no noise that anybody sees in a score
+_UNKNOWN = "max_calls is spent before all texts were embedded: raise it to go on with what is known"
 _TOLD = Notice(
     LEFT_OUT,
     "Each value is what the score loses without that part. The losses of words do not add up to that of their "
@@ -132,11 +133,13 @@ class Occlusion(Method):
         text = self.edits_of(batch, 0, unit := self.grain(unit))
         found = self.scorer.at_hand(text.strings, batch.role)
         if found[0] is None:
-            raise BudgetSpent("max_calls is spent before all texts were embedded: raise it to go on with what is known")
+            raise BudgetSpent(_UNKNOWN)
         unknown = np.full_like(found[0], np.nan)
         vectors = self._directed(np.stack([unknown if one is None else one for one in found]).astype(np.float64))
         rows, references = text.rows(vectors)
         is_known = [bool(np.isfinite(row).all()) for row in rows]
+        if not any(is_known):
+            raise BudgetSpent(_UNKNOWN)
         parts = tuple(compress(text.parts, is_known))
         told = (
             f"Only {len(parts)} of {len(text.parts)} {unit}s were left out, since max_calls is spent: what the others "

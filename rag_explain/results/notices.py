@@ -35,6 +35,8 @@ LEFT_OUT = "left-out"
 PARTIAL = "partial"
 # Words were left out of some sentences of a text only.
 NARROWED = "narrowed"
+# The embedding of a text is what the index keeps for it: it was not embedded again.
+TAKEN = "taken"
 # A wrapper found nothing to look into, and asked what embeds for the vectors of edited texts.
 BLACK_BOX = "black-box"
 # Something the method itself says about this pair.

@@ -26,7 +26,7 @@ from rag_explain.results.metric import Metric
 from rag_explain.results.notices import CHUNK, Notice
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.stages import Stage
-from rag_explain.retrieval.black_box import MAX_CALLS, told, unlogged
+from rag_explain.retrieval.black_box import MAX_CALLS, IndexVectors, told, unlogged
 from rag_explain.retrieval.engines import TOLERANCE, Engine
 from rag_explain.retrieval.search import Moment, Moments, RetrievedDocument, Search
 from rag_explain.retrieval.sharing import ExplainerSource
@@ -104,7 +104,7 @@ class HitExplainer(ProcessBound):
         embedder = explainer if isinstance(explainer, Embedder) else embedder
         fixed = Search(source=explainer, embedder=embedder, metric=Metric.named(metric), surrogate=surrogate, name=name)
         self._fixed, self._engine = fixed, engine
-        self._moments, self._checks = Moments(), Checks()
+        self._moments, self._checks, self._vectors = Moments(), Checks(), IndexVectors()
         if explain != "off":
             self.prepare(fixed)
 
@@ -233,6 +233,10 @@ class _Query:
         by_default: Unit = "sentence" if self.is_eager else "word"
         return self.owner.unit or (None if self.explainer.method.edits else by_default)
 
+    def give_vectors(self, documents: Sequence[RetrievedDocument]) -> None:
+        """What the index keeps need not be paid for."""
+        self.owner._vectors.give(self.explainer, self.moment.search.engine, documents)
+
     def checked(self, found: Sequence[tuple[RetrievedDocument, Any]]) -> list[Any]:
         """The values, which say how they were made, and where they are not of what the retriever scored."""
         checked = self.owner._checks.checked(self.explainer, self.moment, self.text, self.scoring, found)
@@ -289,6 +293,8 @@ class _Batch:
     def _computed(self, documents: Sequence[RetrievedDocument]) -> list[Any]:
         texts = [document.text for document in documents if document.text is not None]
         with at_most(self._query.budget):
+            if self._name != "evidence":  # which no embedding of a whole text tells
+                self._query.give_vectors(documents)
             values = _COMPUTED[self._name](self._query, texts, [document.id for document in documents])
             if self._name != "evidence":  # where to look: it says nothing of a score
                 values = self._query.checked(list(zip(documents, values, strict=True)))

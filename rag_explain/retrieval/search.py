@@ -46,6 +46,11 @@ class RetrievedDocument:
     vector_id: str | None = None  # what the engine calls the chunk
 
     @property
+    def engine_id(self) -> str:
+        """What the engine calls it."""
+        return self.vector_id or self.id or ""
+
+    @property
     def chunk(self) -> tuple[int, int] | None:
         """Where in the whole document the text that was embedded stands."""
         if self.text is None or self.start is None:

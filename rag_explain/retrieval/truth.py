@@ -251,9 +251,9 @@ def _compared(
     """What is kept for each document, and how far its scores may be off: one call for all."""
     nothing, engine = [Seen()] * len(found), moment.search.engine
     try:
-        ids = [name for document in found if (name := _name(document))]
+        ids = [name for document in found if (name := document.engine_id)]
         known = {} if engine is None or not ids else engine.vectors(ids)
-        kept = [known.get(_name(document)) if document.vector is None else document.vector for document in found]
+        kept = [known.get(document.engine_id) if document.vector is None else document.vector for document in found]
         by_length = explainer.scorer.measure == "dot"
         loses = engine is not None and engine.tolerance > TOLERANCE
         if not any(one is not None for one in kept) and not (is_scored and (by_length or loses)):
@@ -271,11 +271,6 @@ def _compared(
     except Exception as error:
         logger.debug("the engine's vectors cannot be compared: %s: %s", type(error).__name__, error)
         return nothing
-
-
-def _name(document: RetrievedDocument) -> str:
-    """What the engine calls the document."""
-    return document.vector_id or document.id or ""
 
 
 def _seen(engine: Engine | None, metric: Metric, kept: Any, asked: Vector, own: Vector, by_length: bool) -> Seen:

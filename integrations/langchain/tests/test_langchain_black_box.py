@@ -21,7 +21,7 @@ from langchain_rag_explain.faiss import FaissDocumentRetriever
 from rag_explain import Explainer, Explanation
 from rag_explain.errors import InvalidInput
 from rag_explain.log import ExplanationLog, records
-from rag_explain.results.notices import BLACK_BOX, PARTIAL
+from rag_explain.results.notices import BLACK_BOX, PARTIAL, TAKEN
 from tests.support.embedders import Asked
 from tests.support.embedding_server import Client, EmbeddingServer
 from tests.support.models import tiny
@@ -100,7 +100,7 @@ def test_one_line_explains_and_nothing_is_sent_before_an_explanation_is_looked_a
         f"texts ({PROBES + ONE} were sent for this query, of at most 64)."
     )
     explanation(second)
-    assert sent(server) == 4
+    assert sent(server) == 3  # the whole is the index's vector
     explanation(first)
     first.hit.highlights  # type: ignore[attr-defined]  # noqa: B018
     assert sent(server) == 0
@@ -141,7 +141,7 @@ def test_sixty_four_texts_are_sent_for_a_query_and_what_does_not_fit_says_so(ser
     assert [one is not None for one in found] == [True] * 4 + [False] * 2
     assert [PARTIAL in codes(one) for one in found if one] == [False] * 3 + [True]
     assert all("max_calls is spent before all texts were embedded" in document.hit.reason for document in documents[4:])
-    for limit, expected in ((None, PROBES + WORDS + 1 + 6 * 13), (30, 30), (0, 0)):
+    for limit, expected in ((None, PROBES + WORDS + 1 + 1 + 6 * 12), (30, 30), (0, 0)):
         wrapped = ExplainingRetriever(vectorstore=filled(Remote(server), texts), k=6, max_calls=limit)
         fresh: Any = wrapped.invoke(QUERY)
         sent(server)
@@ -151,7 +151,7 @@ def test_sixty_four_texts_are_sent_for_a_query_and_what_does_not_fit_says_so(ser
     again: Any = ExplainingRetriever(vectorstore=store, k=6).invoke(QUERY)
     sent(server)
     assert all(document.explanation is not None for document in again)
-    assert sent(server) == 6 * 13 - (64 - PROBES - WORDS - 1)
+    assert sent(server) == 1 + 6 * 12 - (64 - PROBES - WORDS - 1)
 
 
 def test_a_log_sends_nothing_and_says_that_no_explanation_was_made(server: EmbeddingServer, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_explanations_that_are_asked_for_with_the_search_are_logged(server: Embe
     wrapped = ExplainingRetriever(vectorstore=filled(Remote(server)), explain="eager", metadata_key="why")
     sent(server)
     documents = wrapped.invoke(QUERY)
-    assert sent(server) == 1 + PROBES + WORDS + 1 + 3 * 4
+    assert sent(server) == 1 + PROBES + WORDS + 1 + 1 + 3 * 3
     assert all("why" in document.metadata for document in documents)
     with ExplanationLog(tmp_path) as log:
         log.record(query=QUERY, hits=[document.hit for document in documents])  # type: ignore[attr-defined]
@@ -261,6 +261,61 @@ def test_a_cache_of_the_user_is_left_as_it_is(server: EmbeddingServer) -> None:
     before = set(kept.yield_keys())
     assert explanation(wrapped.invoke(QUERY)[0]).model == "Remote tiny"
     assert set(kept.yield_keys()) == before
+
+
+def test_the_index_s_vectors_are_taken_after_one_was_compared_and_only_the_parts_are_paid_for(
+    server: EmbeddingServer,
+) -> None:
+    store = filled(Remote(server))
+    wrapped = ExplainingRetriever(vectorstore=store)
+    documents: Any = wrapped.invoke(QUERY)
+    sent(server)
+    found = [explanation(document) for document in documents]
+    wholes = [text for text in server.texts if text in TEXTS]
+    assert wholes == [documents[0].page_content]
+    local = Explainer(lambda texts: asked(texts, "document"))
+    for document, one in zip(documents, found, strict=True):
+        np.testing.assert_allclose(one.matrix, local.explain(QUERY, document.page_content).matrix, atol=2e-6)
+        assert one.surrogate is None
+    assert [TAKEN in codes(one) for one in found] == [False, True, True]
+    fresh: Any = ExplainingRetriever(vectorstore=store).invoke("the cat")  # kept factors say so too
+    assert [TAKEN in codes(explanation(one)) for one in fresh] == [one.page_content not in wholes for one in fresh]
+
+
+def test_vectors_of_another_text_or_model_are_not_taken_and_that_is_said(server: EmbeddingServer) -> None:
+    def header(store: Any, text: str) -> Any:
+        return asked([f"Acme Corp Internal Handbook. {text}"], "document")[0].tolist()
+
+    def other(store: Any, text: str) -> Any:
+        return np.random.default_rng(len(text)).normal(size=16).tolist()
+
+    for vector in (header, other):
+        store = filled(Remote(server))
+        for kept in store.store.values():
+            kept["vector"] = vector(store, kept["text"])
+        documents: Any = ExplainingRetriever(vectorstore=store).invoke(QUERY)
+        sent(server)
+        found = [explanation(document) for document in documents]
+        assert {text for text in server.texts if text in TEXTS} == set(TEXTS)
+        assert all("the index's vector of this document is not the one" in (one.surrogate or "") for one in found)
+        assert not any(TAKEN in codes(one) for one in found)
+
+
+def test_a_service_whose_vectors_differ_each_time_is_no_other_model() -> None:
+    noisy = Asked(tiny("bert"), noise=0.004)
+    with EmbeddingServer(lambda texts: noisy(texts, "document")).running() as server:
+        for kind in ("vectorstore", "retriever"):
+            store: Any = filled(Remote(server))
+            given = store if kind == "vectorstore" else store.as_retriever()
+            documents: Any = ExplainingRetriever(**{kind: given}).invoke(QUERY)
+            found = [explanation(document) for document in documents]
+            assert [one.surrogate for one in found] == [None] * 3
+            assert any("another vector each time" in notice.text for notice in found[0].notices)
+    with EmbeddingServer(lambda texts: noisy(texts, "document")).running() as server:
+        store = filled(Remote(server))
+        for kept in store.store.values():
+            kept["vector"] = asked(["Acme Corp Internal Handbook. " + kept["text"]], "document")[0].tolist()
+        assert explanation(ExplainingRetriever(vectorstore=store).invoke(QUERY)[0]).surrogate is not None
 
 
 def test_what_gives_no_meaning_to_a_difference_is_refused_when_it_is_looked_at() -> None:
