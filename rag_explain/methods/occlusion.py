@@ -15,7 +15,7 @@ It takes one embedding for each part and one for the whole, of any model that gi
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class Occlusion(Method):
     name = "occlusion"
     edits = True
     default_unit = "sentence"
-    options: tuple[str, ...] = ("best",)
+    options: ClassVar[tuple[str, ...]] = ("best",)
 
     def __init__(self, scorer: Scorer, layer: int | None = None, *, best: int | None = None) -> None:
         super().__init__(scorer, layer)

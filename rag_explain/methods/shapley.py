@@ -15,7 +15,7 @@ one) for which that is worst.
 import hashlib
 from collections.abc import Iterator
 from math import comb, sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Shapley(Occlusion):
     """`shapley`: what each sentence, or word, adds on the average over `samples` orders, drawn from `seed`."""
 
     name = "shapley"
-    options = ("samples", "seed", "best")
+    options: ClassVar[tuple[str, ...]] = ("samples", "seed", "best")
 
     def __init__(
         self, scorer: Scorer, layer: int | None = None, *, samples: int = 8, seed: int = 0, best: int | None = None
