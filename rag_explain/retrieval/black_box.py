@@ -18,6 +18,7 @@ from rag_explain.probes import Probes
 from rag_explain.results.notices import BLACK_BOX, Notice
 from rag_explain.retrieval.engines import TOLERANCE, Engine
 from rag_explain.retrieval.search import Moment, RetrievedDocument
+from rag_explain.retrieval.sharing import makes_explainer
 from rag_explain.texts.passage import Passage, as_passage
 
 if TYPE_CHECKING:
@@ -98,5 +99,7 @@ def unlogged(moment: Moment) -> str | None:
     explainer = source if hasattr(source, "scorer") else moment.made
     if explainer is not None:
         return _UNLOGGED.format(explainer.scorer.name) if explainer.scorer.is_metered else None
-    is_address = isinstance(source, str) and "://" in source
-    return _UNLOGGED.format(source) if is_address else None
+    if isinstance(source, str):
+        return _UNLOGGED.format(source) if "://" in source else None
+    is_embedding = callable(source) and not hasattr(source, "named_modules") and not makes_explainer(source)
+    return _UNLOGGED.format(getattr(source, "__qualname__", type(source).__name__)) if is_embedding else None

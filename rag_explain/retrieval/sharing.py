@@ -63,7 +63,7 @@ def explainer_of(source: ExplainerSource, usage: Usage | None = None) -> Explain
     check_source(source)
     if embeds_strings(source):
         return asking_explainer(Embedder(source, {}))
-    return source() if _is_factory(source) else Explainer(source)
+    return source() if makes_explainer(source) else Explainer(source)
 
 
 def asking_explainer(embedder: Embedder, measure: str = "cosine") -> Explainer:
@@ -81,8 +81,8 @@ def asking_explainer(embedder: Embedder, measure: str = "cosine") -> Explainer:
         return explainer
 
 
-def _is_factory(source: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments: what takes texts embeds them."""
+def makes_explainer(source: Callable[..., Any]) -> bool:
+    """Whether a function can be called without arguments: one that takes texts embeds them."""
     try:
         inspect.signature(source).bind()
     except TypeError:

@@ -125,7 +125,7 @@ class BlackBox(Scorer, ProcessBound):
         tokens = tuple(
             tuple(Token(passage.text[a:b], a, b) for a, b in part_spans(passage.text)) for passage in passages
         )
-        taken = [self._key(passage.string, role) in self._taken for passage in passages]
+        taken = [role == "document" and self._key(passage.string, role) in self._taken for passage in passages]
         notices = tuple((_TAKEN,) if is_taken else () for is_taken in taken)
         return Batch(passages=tuple(passages), role=role, tokens=tokens, notices=notices, fingerprint=self.fingerprint)
 

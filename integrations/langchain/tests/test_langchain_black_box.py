@@ -185,16 +185,15 @@ def test_explanations_that_are_asked_for_with_the_search_are_logged(server: Embe
     assert sent(server) == 0
 
 
-@pytest.mark.parametrize("made", ["explainer", "factory", "address"])
+@pytest.mark.parametrize("made", ["explainer", "factory", "address", "function"])
 def test_a_log_sends_nothing_either_for_an_explainer_that_was_given(
     server: EmbeddingServer, tmp_path: Path, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", server.key or "")
     name = f"openai-compatible:{server.url}#tiny"
-    given: Any = {"explainer": lambda: Explainer(name), "factory": lambda: lambda: Explainer(name)}.get(
-        made, lambda: name
-    )()
-    wrapped = ExplainingRetriever(vectorstore=filled(Remote(server)), explainer=given)
+    given: dict[str, Any] = {"factory": lambda: Explainer(name), "address": name, "function": Client(server)}
+    given["explainer"] = Explainer(name)
+    wrapped = ExplainingRetriever(vectorstore=filled(Remote(server)), explainer=given[made])
     with ExplanationLog(tmp_path) as log:
         documents: Any = wrapped.invoke(QUERY)
         sent(server)
@@ -299,6 +298,15 @@ def test_vectors_of_another_text_or_model_are_not_taken_and_that_is_said(server:
         assert {text for text in server.texts if text in TEXTS} == set(TEXTS)
         assert all("the index's vector of this document is not the one" in (one.surrogate or "") for one in found)
         assert not any(TAKEN in codes(one) for one in found)
+
+
+def test_a_model_that_is_another_by_little_is_another_where_the_service_answers_alike(server: EmbeddingServer) -> None:
+    near = Asked(tiny("bert"), shift=0.008)
+    store = filled(Remote(server))
+    for kept in store.store.values():
+        kept["vector"] = near([kept["text"]], "document")[0].tolist()
+    found = explanation(ExplainingRetriever(vectorstore=store).invoke(QUERY)[0])
+    assert "the index's vector of this document is not the one" in (found.surrogate or "")
 
 
 def test_a_service_whose_vectors_differ_each_time_is_no_other_model() -> None:
