@@ -14,6 +14,7 @@ from weakref import ref
 import numpy as np
 
 from rag_explain.budget import Budget
+from rag_explain.errors import BudgetSpent, EmbeddingFailed, ModelChanged
 from rag_explain.probes import Probes
 from rag_explain.results.notices import BLACK_BOX, Notice
 from rag_explain.retrieval.engines import TOLERANCE, Engine
@@ -44,13 +45,16 @@ class IndexVectors:
         """Tell the embedder what is kept for documents that it would have to embed."""
         if not explainer.scorer.is_metered:
             return
-        texts = [document.text or "" for document in documents]
-        both = zip(documents, explainer.vectors_at_hand(texts), strict=True)
         try:
+            texts = [document.text or "" for document in documents]
+            both = zip(documents, explainer.vectors_at_hand(texts), strict=True)
             kept = _kept([document for document, known in both if known is None], engine)
             if kept and self._is_same(explainer, engine, *kept[0]):
                 explainer.scorer.take(*zip(*kept, strict=True))
         except Exception as error:
+            # A service that fails would fail again; where no more may be sent, some may be explained without.
+            if isinstance(error, (EmbeddingFailed, ModelChanged)) and not isinstance(error, BudgetSpent):
+                raise
             logger.debug("the index's vectors are of no use: %s: %s", type(error).__name__, error)
 
     def _is_same(self, explainer: Explainer, engine: Engine | None, passage: Passage, vector: Any) -> bool:

@@ -21,7 +21,9 @@ from langchain_rag_explain.faiss import FaissDocumentRetriever
 from rag_explain import Explainer, Explanation
 from rag_explain.errors import InvalidInput
 from rag_explain.log import ExplanationLog, records
+from rag_explain.results.hits import Hits
 from rag_explain.results.notices import BLACK_BOX, PARTIAL, TAKEN
+from rag_explain.scorers import OpenAICompatible
 from tests.support.embedders import Asked
 from tests.support.embedding_server import Client, EmbeddingServer
 from tests.support.models import tiny
@@ -218,6 +220,21 @@ def test_a_service_that_fails_fails_no_search_and_is_asked_again_in_the_next_one
     assert all("Remote tiny failed (HTTPError" in document.hit.reason for document in documents)
     assert explanation(wrapped.invoke(QUERY)[0]).score is not None
     assert "documents are returned without explanations: Remote tiny failed" in caplog.text
+
+
+def test_a_service_that_cannot_be_asked_any_more_is_not_asked_for_every_hit(
+    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", server.key or "")
+    explainer = Explainer(OpenAICompatible(server.url, "tiny", attempts=2, first_wait=0.01))
+    documents: Any = ExplainingRetriever(vectorstore=filled(Remote(server)), explainer=explainer).invoke(QUERY)
+    sent(server)
+    server.faults[:] = ["500"] * 20
+    documents[0].hit.highlights  # noqa: B018
+    Hits(document.hit for document in documents).load()
+    assert [document.hit.status for document in documents] == ["failed"] * 3
+    assert len(server.calls) <= 4  # two attempts for each part that was looked at
+    assert all("tiny at 127.0.0.1 is busy" in document.hit.reason for document in documents)
 
 
 def test_asynchronous_searches_do_the_same(server: EmbeddingServer) -> None:
