@@ -65,7 +65,8 @@ def main() -> None:
     print(json.dumps(found[-1]))
     if arguments.json is not None:
         sizes = f"--limit {arguments.limit} --words {arguments.words} --pairs {arguments.pairs}"
-        command = f"python benchmarks/occlusion.py --data FOLDER {sizes}"
+        only = f" --methods {' '.join(arguments.methods)}" if arguments.methods else ""
+        command = f"python benchmarks/occlusion.py --data FOLDER {sizes}{only}"
         text = json.dumps({"command": command, "rows": found}, indent=1)
         arguments.json.write_text(f"{text}\n", encoding="utf-8")
 
