@@ -149,6 +149,10 @@ class Explainer(ProcessBound):
         ids = None if ids is None else checked_ids(ids, len(passages))
         if not passages:
             return []
+        if self.method.narrows(unit):
+            sentences = self._explained(query, passages, "sentence", ids, whole=True)
+            both = zip(passages, sentences, strict=True)
+            passages = tuple(self.method.narrowed(passage, Highlights.of(one).spans) for passage, one in both)
         # Factors of a linear method are pushed and pulled by word or sentence; other results are grouped afterwards.
         grouped = unit if self.method.linear else "token"
         # Read once, before anything is computed: a model that changes meanwhile must not name numbers it did not make.
@@ -363,6 +367,14 @@ class Explainer(ProcessBound):
             if factors is not None:
                 found[index] = self.scorer.encoder.vectors(torch.tensor(factors.embedding)[None], "document")[0]
         return np.stack([found[index] for index in range(len(passages))])
+
+    def vectors_at_hand(self, documents: Sequence[str | Passage]) -> list[NDArray[np.float32] | None]:
+        """(e,) of each document, where that costs nothing: up to its length, where the score is a cosine."""
+        if not self.scorer.is_metered:
+            return list(self.document_vectors(documents))
+        passages = as_passages(documents)
+        both = zip(self.scorer.at_hand(passages, "document"), self._planner.kept(passages), strict=True)
+        return [factors.embedding if one is None and factors else one for one, factors in both]
 
     def _explanation(
         self, query: str, passage: Passage, pair: ExplainedPair, fingerprint: str, probes: Probes

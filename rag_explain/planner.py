@@ -20,12 +20,13 @@ from rag_explain.pairing import Placed
 from rag_explain.results.notices import PARTIAL
 from rag_explain.results.plan import Plan
 from rag_explain.results.precomputed import Precomputed
+from rag_explain.results.spans import ValuedSpan
 from rag_explain.scorers.base import Scorer
 from rag_explain.ski_rental import SkiRental
 from rag_explain.store import KeptFactors, NewFactors, Store, factors_key
 from rag_explain.store.tier import chunks
 from rag_explain.texts.passage import Passage, as_passage
-from rag_explain.texts.segments import word_spans
+from rag_explain.texts.segments import part_spans, sentence_spans, word_spans
 from rag_explain.texts.tokens import Role, Unit
 
 log = logging.getLogger("rag_explain.planner")
@@ -184,23 +185,35 @@ class DocumentPlanner:
         return Precomputed(built, sum(key in held for key in given), failed, stopped)
 
     def plan(self, passages: Sequence[Passage], query: Passage | None, unit: Unit) -> Plan:
-        """What explaining these documents, for this query, would have to embed."""
-        asked = [] if query is None else self._unembedded([query], "query", "word")
+        """What explaining these documents, for this query, would have to embed.
+
+        Where words are only those of the best sentences, which are not known: at most, as if the longest were the best.
+        """
+        texts = set([] if query is None else self._unembedded([query], "query", "word"))
+        is_most = query is not None and self._method.narrows(unit)
+        missing, more = self._unkept(passages, "sentence" if is_most else unit)
+        if is_most:
+            longest = [self._method.narrowed(passage, _longest(passage)) for passage in passages]
+            wordless, words = self._unkept(longest, unit)
+            missing, more = missing | {replace(passage, within=None) for passage in wordless}, more | words
+        texts |= more
+        return Plan(
+            documents=len(passages),
+            kept=sum(passage not in missing for passage in passages),
+            embeddings=len(texts),
+            characters=sum(len(text) for _, text in texts),
+            tokens=ceil(sum(len(word_spans(text)) for _, text in texts) * _TOKENS_PER_WORD),
+            left=self._scorer.texts_left,
+            is_most=is_most,
+        )
+
+    def _unkept(self, passages: Sequence[Passage], unit: Unit) -> tuple[set[Passage], set[tuple[Role, str]]]:
+        """The documents that the store does not have in this unit, and the texts that they would take."""
         keys = dict(zip(passages, self._keys(passages, self._scorer.fingerprint, unit), strict=True))
         kept = self._store.has(list(keys.values()))
         missing = [passage for passage, key in keys.items() if key not in kept]
-        texts = [
-            *asked,
-            *(text for some in chunks(missing, _WINDOW) for text in self._unembedded(some, "document", unit)),
-        ]
-        return Plan(
-            documents=len(passages),
-            kept=sum(keys[passage] in kept for passage in passages),
-            embeddings=len(set(texts)),
-            characters=sum(len(text) for _, text in set(texts)),
-            tokens=ceil(sum(len(word_spans(text)) for _, text in set(texts)) * _TOKENS_PER_WORD),
-            left=self._scorer.texts_left,
-        )
+        parts = chunks(missing, _WINDOW)
+        return set(missing), {text for some in parts for text in self._unembedded(some, "document", unit)}
 
     def _unembedded(self, passages: Sequence[Passage], role: Role, unit: Unit) -> list[tuple[Role, str]]:
         """The texts that factors take and that are not at hand."""
@@ -316,7 +329,7 @@ class DocumentPlanner:
         return batch.buckets(BUCKET_TOKENS, rows)
 
     def _keys(self, passages: Sequence[Passage], fingerprint: str, unit: Unit) -> list[bytes]:
-        name, settings = self._method.name, {**self._method.settings, "unit": unit}
+        name, settings = self._method.name, {**self._method.kept_settings, "unit": unit}
         identity = self._identity(fingerprint)
         key = partial(factors_key, role="document", fingerprint=identity, precision=self._store.precision)
         return [key(passage, method=name, settings=settings) for passage in passages]
@@ -335,6 +348,12 @@ def _names(items: Sequence[K], ids: Sequence[str | None] | None) -> dict[K, tupl
         if name is not None:
             names[item] = (*names.get(item, ()), name)
     return names
+
+
+def _longest(passage: Passage) -> list[ValuedSpan]:
+    """Its sentences, each with the number of its words as its value."""
+    text = passage.text
+    return [ValuedSpan(text[a:b], a, b, len(part_spans(text[a:b]))) for a, b in sentence_spans(text)]
 
 
 class _Failures:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rag_explain"
 
 # Every module, from the bottom up: each knows only modules that stand before it. A package stands after its modules.
 LAYERS = """
-    errors _torch probes
+    errors _torch probes budget
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.terms results.trust results.explanation results.stages
@@ -31,7 +31,7 @@ LAYERS = """
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
     linear.handlers.attention linear.handlers linear.structure linear
-    scorers.base scorers.budget scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
+    scorers.base scorers.sources scorers.openai_compatible scorers.embedder scorers.bi_encoder
     scorers.multi_vector scorers.cross_encoder scorers.static scorers.analyser scorers.term_index scorers.bm25s_index
     scorers.holders scorers.bm25 scorers.sparse scorers.checks scorers
     evidence
@@ -45,7 +45,7 @@ LAYERS = """
     retrieval.engines.qdrant
     retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.sharing retrieval.legs
     retrieval.nested retrieval.mmr retrieval.search retrieval.truth
-    retrieval.corpus retrieval.places retrieval.hit_questions retrieval.background
+    retrieval.corpus retrieval.places retrieval.hit_questions retrieval.background retrieval.black_box
     retrieval.adapter retrieval.saved_index
     retrieval.asked retrieval.ladder retrieval.store_questions retrieval.faiss_rows retrieval.faiss_questions
     retrieval.faiss retrieval.hybrid retrieval faiss

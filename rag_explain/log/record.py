@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from rag_explain import __version__
+from rag_explain.budget import at_most
 from rag_explain.errors import FormatError, InvalidInput, RagExplainError
 from rag_explain.log.compact import TUPLE, LoggedExplanation
 from rag_explain.log.redaction import Policy, Texts, digest, mask
@@ -96,9 +97,15 @@ class LoggedHit:
 
     @classmethod
     def of(cls, hit: Hit, metadata: Mapping[str, Any], query: str, policy: Policy, compute: bool) -> Self:
-        """What the policy keeps of a hit for `query`. A pending explanation is computed by sentences, or left so."""
-        why = hit.brief() if compute else hit.peek()
+        """What the policy keeps of a hit for `query`. A pending explanation is computed by sentences, or left so.
+
+        One that would cost money is left: nothing is sent to be logged.
+        """
+        compute = compute and hit.brief_handle.reserved is None
+        with at_most(0):
+            why = hit.brief() if compute else hit.peek()
         left = hit.brief_handle if compute else hit.handle
+        reason = left.reserved if left.status == "pending" else left.reason
         # The texts into which the explanation's offsets point: a chain may have rewritten the query.
         asked = (None if why is None else why.query) or hit.query or query
         text = hit.text if why is None or why.document is None else why.document
@@ -111,7 +118,7 @@ class LoggedHit:
             rank=int(hit.rank),
             metric=policy.described(hit.metric),
             status="ready" if why is not None else left.status,
-            reason=policy.written(left.reason) if policy.keep_text else _error_kind(left.reason),
+            reason=policy.written(reason) if policy.keep_text else _error_kind(reason),
             text=shown,
             text_hash=policy.hashed(text),
             query=policy.written(rewritten),
@@ -170,8 +177,10 @@ class Record(Summary):
     def of(cls, pending: PendingRecord, policy: Policy, *, compute: bool = True, dropped: int = 0) -> Self:
         """What the policy keeps of an answer. `compute` computes explanations that are still pending."""
         if compute:
-            with suppress(Exception):  # what one batch could not give is computed hit by hit, and each says why not
-                Hits(pending.hits).load("sentences")
+            free = Hits(hit for hit in pending.hits if hit.brief_handle.reserved is None)
+            # What one batch could not give is computed hit by hit, and each says why not.
+            with suppress(Exception), at_most(0):
+                free.load("sentences")
         given = zip(pending.hits, pending.hit_metadata, strict=True)
         return cls(
             **counted([LoggedHit.of(hit, metadata, pending.query, policy, compute) for hit, metadata in given]),

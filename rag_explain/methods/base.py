@@ -18,6 +18,7 @@ from rag_explain.linear import DEFAULT_MAX_BYTES
 from rag_explain.pairing import Placed
 from rag_explain.results.explanation import summed
 from rag_explain.results.notices import Notice, cut_sides
+from rag_explain.results.spans import ValuedSpan
 from rag_explain.results.terms import Term
 from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE
@@ -140,6 +141,19 @@ class Method(ABC):
     def notices(self) -> tuple[Notice, ...]:
         """What every explanation by this method must say, the scorer's own notices among it."""
         return self.scorer.notices
+
+    @property
+    def kept_settings(self) -> dict[str, Any]:
+        """What decides the factors of a text in the store: the settings, but for those that only choose texts."""
+        return self.settings
+
+    def narrows(self, unit: Unit) -> bool:
+        """Whether the words of a document are only those of its best sentences, which are found out first."""
+        return False
+
+    def narrowed(self, passage: Passage, sentences: Sequence[ValuedSpan]) -> Passage:
+        """The document with its best sentences marked, for a method that narrows."""
+        return passage
 
     def grain(self, unit: Unit | None) -> Unit:
         """The unit to explain in when this one is asked for, or none."""

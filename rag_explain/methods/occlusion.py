@@ -13,24 +13,29 @@ It takes one embedding for each part and one for the whole, of any model that gi
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.errors import BudgetSpent
+from rag_explain.errors import BudgetSpent, InvalidInput, whole_number
 from rag_explain.factors import Array, Factors
 from rag_explain.methods.base import ExplainedPair, Method, explained
 from rag_explain.methods.parts import Parts, Vectors
-from rag_explain.results.notices import LEFT_OUT, METHOD, PARTIAL, Notice
+from rag_explain.results.notices import LEFT_OUT, METHOD, NARROWED, PARTIAL, Notice
+from rag_explain.results.spans import ValuedSpan
+from rag_explain.results.spans import best as best_of
+from rag_explain.scorers.base import Scorer
 from rag_explain.scorers.checks import PROBE
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.tokens import Role, Token, Unit
 from rag_explain.texts.units import WHOLE
 
 _ROUNDING = 1e-6  # less than this is no noise that anybody sees in a score
+_UNKNOWN = "max_calls is spent before all texts were embedded: raise it to go on with what is known"
 _TOLD = Notice(
     LEFT_OUT,
     "Each value is what the score loses without that part. The losses of words do not add up to that of their "
@@ -56,11 +61,36 @@ class Occluded(Parts):
 
 
 class Occlusion(Method):
-    """`occlusion`: leave out each word, or each sentence, and see what the score loses."""
+    """`occlusion`: leave out each word, or each sentence, and see what the score loses.
+
+    `best=k`: by words, in two steps: each sentence first, and then the words of the k best ones alone.
+    """
 
     name = "occlusion"
     edits = True
     default_unit = "sentence"
+    options: ClassVar[tuple[str, ...]] = ("best",)
+
+    def __init__(self, scorer: Scorer, layer: int | None = None, *, best: int | None = None) -> None:
+        super().__init__(scorer, layer)
+        if best is not None and (best := whole_number(best, "best")) < 1:
+            raise InvalidInput(f"best must be a number of sentences, not {best}")
+        self.best = best
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in super().settings.items() if (name, value) != ("best", None)}
+
+    @property
+    def kept_settings(self) -> dict[str, Any]:
+        return {name: value for name, value in super().settings.items() if name != "best"}
+
+    def narrows(self, unit: Unit) -> bool:
+        return self.best is not None and unit == "word"
+
+    def narrowed(self, passage: Passage, sentences: Sequence[ValuedSpan]) -> Passage:
+        chosen = best_of(sentences, self.best or 0)
+        return replace(passage, within=tuple(sorted((one.start, one.end) for one in chosen)))
 
     @property
     def notices(self) -> tuple[Notice, ...]:
@@ -91,7 +121,8 @@ class Occlusion(Method):
         for index, text in enumerate(texts):
             own = vectors[first : (first := first + len(text.strings))]
             rows, references = text.rows(own)
-            found.append(self._factors(batch, index, rows, own[0], text.parts, unit=unit, references=references))
+            more = {"notices": self._told(batch, index), "references": references}
+            found.append(self._factors(batch, index, rows, own[0], text.parts, unit=unit, **more))
         return found
 
     def embedded(self, batch: Batch, unit: Unit) -> list[Passage]:
@@ -102,18 +133,20 @@ class Occlusion(Method):
         text = self.edits_of(batch, 0, unit := self.grain(unit))
         found = self.scorer.at_hand(text.strings, batch.role)
         if found[0] is None:
-            raise BudgetSpent("max_calls is spent before all texts were embedded: raise it to go on with what is known")
+            raise BudgetSpent(_UNKNOWN)
         unknown = np.full_like(found[0], np.nan)
         vectors = self._directed(np.stack([unknown if one is None else one for one in found]).astype(np.float64))
         rows, references = text.rows(vectors)
         is_known = [bool(np.isfinite(row).all()) for row in rows]
+        if not any(is_known):
+            raise BudgetSpent(_UNKNOWN)
         parts = tuple(compress(text.parts, is_known))
         told = (
             f"Only {len(parts)} of {len(text.parts)} {unit}s were left out, since max_calls is spent: what the others "
             "carry is with what belongs to no part."
         )
         missing = () if all(is_known) else (Notice(PARTIAL, told, side=batch.role),)
-        more = {"notices": (*batch.notices[0], *missing), "references": references}
+        more = {"notices": (*self._told(batch, 0), *missing), "references": references}
         return self._factors(batch, 0, rows[is_known], vectors[0], parts, unit=unit, **more)
 
     def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
@@ -125,6 +158,17 @@ class Occlusion(Method):
         }
         notices = self._drowned(query, document, matrix)
         return explained(query, document, matrix, score, notices=notices, references=errors or None)
+
+    def _told(self, batch: Batch, index: int) -> tuple[Notice, ...]:
+        """What a reader must know of how a text was read, and of which of its words were left out."""
+        within = batch.passages[index].within
+        if within is None:
+            return batch.notices[index]
+        text = (
+            f"Only the words of the {len(within)} best sentences were left out, each by itself: what the others carry "
+            "is with what belongs to no part."
+        )
+        return (*batch.notices[index], Notice(NARROWED, text, "note", batch.role))
 
     def _drowned(self, query: Factors, document: Factors, matrix: Array) -> tuple[Notice, ...]:
         """How many values are smaller than what the embedder alone makes of one text, asked twice."""

@@ -1,6 +1,7 @@
 """A text, and the same text without some of its parts: what methods that edit texts embed."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,8 @@ from numpy.typing import NDArray
 from rag_explain.encoder.batch import Batch
 from rag_explain.texts.edits import is_empty, without
 from rag_explain.texts.passage import Passage
-from rag_explain.texts.tokens import Unit
+from rag_explain.texts.segments import Span
+from rag_explain.texts.tokens import Token, Unit
 from rag_explain.texts.units import text_units
 
 Vectors = NDArray[np.float64]
@@ -26,7 +28,8 @@ class Parts:
 
     def __init__(self, batch: Batch, index: int, unit: Unit) -> None:
         passage, tokens, is_cut = batch.passages[index], batch.tokens[index], batch.truncated[index]
-        self.parts, _ = text_units(tokens, passage.text, unit, truncated=is_cut)
+        parts, _ = text_units(tokens, passage.text, unit, truncated=is_cut)
+        self.parts = parts if passage.within is None else tuple(filter(partial(_is_within, passage.within), parts))
         self._read, self._shift = read_part(batch, index) if is_cut else (passage, 0)
         self.strings = [passage]
 
@@ -41,6 +44,10 @@ class Parts:
     def rows(self, vectors: Vectors) -> tuple[Vectors, Mapping[str, float] | None]:
         """(n, e): what each part adds, from the embeddings of `strings`; and how far that can be trusted."""
         raise NotImplementedError
+
+
+def _is_within(places: Iterable[Span], part: Token) -> bool:
+    return any(start <= part.start and part.end <= end for start, end in places)
 
 
 def read_part(batch: Batch, index: int) -> tuple[Passage, int]:

@@ -15,7 +15,7 @@ one) for which that is worst.
 import hashlib
 from collections.abc import Iterator
 from math import comb, sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,10 +35,12 @@ class Shapley(Occlusion):
     """`shapley`: what each sentence, or word, adds on the average over `samples` orders, drawn from `seed`."""
 
     name = "shapley"
-    options = ("samples", "seed")
+    options: ClassVar[tuple[str, ...]] = ("samples", "seed", "best")
 
-    def __init__(self, scorer: Scorer, layer: int | None = None, *, samples: int = 8, seed: int = 0) -> None:
-        super().__init__(scorer, layer)
+    def __init__(
+        self, scorer: Scorer, layer: int | None = None, *, samples: int = 8, seed: int = 0, best: int | None = None
+    ) -> None:
+        super().__init__(scorer, layer, best=best)
         self.samples, self.seed = whole_number(samples, "samples"), whole_number(seed, "seed")
         if self.samples < 4 or self.samples % 2:
             raise InvalidInput(f"samples must be an even number of at least 4, not {samples}: orders come in pairs")

@@ -5,7 +5,6 @@ from typing import Literal, TypeAlias
 
 from rag_explain.render.sentences import all_visible
 
-
 _NOTHING = 5e-4  # a share of the whole that is not worth a line
 
 

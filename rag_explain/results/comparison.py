@@ -1,9 +1,10 @@
 """One pair under several methods: what each says, what it costs, and how far they agree."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from itertools import product
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from rag_explain.results.explanation import Explanation
 from rag_explain.results.serialization import to_plain
 
 T = TypeVar("T")
+Place: TypeAlias = tuple[int, int, int, int]  # where a word of the query begins and ends, and one of the document
 
 TOP = 10  # pairs that are looked at first
 
@@ -45,7 +47,7 @@ class Comparison(Viewable):
 
     Attributes:
         agreement: (m, m) float64, Spearman's rank correlation of the values that two methods give to the pairs of
-            words; NaN where a method refused or gives all pairs the same value.
+            words that both know; NaN where a method refused or gives all pairs the same value.
         overlap: (m, m) float64, the share of pairs that two methods have in common among their `TOP` strongest by size
             (Jaccard: of those that either has); NaN where a method refused. Small values, which are most of them and
             mean least, decide a rank correlation; they have no part in this.
@@ -65,11 +67,10 @@ class Comparison(Viewable):
     @classmethod
     def of(cls, rows: Sequence[Compared], real: Sequence[float] | None = None, tried: int = 0) -> Self:
         """Compare answers about the same pair of texts."""
-        nothing = np.empty(0)  # correlates with nothing
-        pairs = [nothing if row.explanation is None else row.explanation.by_word().pairs.ravel() for row in rows]
+        pairs = [{} if row.explanation is None else _pairs(row.explanation.by_word()) for row in rows]
         followed = np.full(len(rows), np.nan) if real is None else np.asarray(real, np.float64)
         overlap = _table([_strongest(one) for one in pairs], jaccard)
-        return cls(tuple(rows), _table(pairs, rank_correlation), overlap, followed, tried)
+        return cls(tuple(rows), _table(pairs, _correlation), overlap, followed, tried)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the table, with every explanation in full."""
@@ -92,13 +93,25 @@ def _table(values: Sequence[T], measure: Callable[[T, T], float]) -> NDArray[np.
     return found
 
 
-def _strongest(pairs: NDArray[Any]) -> frozenset[int]:
+def _pairs(explanation: Explanation) -> dict[Place, float]:
+    """The value of each pair of words, by where the two stand: a method may know only some of the words."""
+    tokens = product(explanation.query_tokens, explanation.document_tokens)
+    places = [(one.start, one.end, other.start, other.end) for one, other in tokens]
+    return dict(zip(places, explanation.pairs.ravel().tolist(), strict=True))
+
+
+def _correlation(left: Mapping[Place, float], right: Mapping[Place, float]) -> float:
+    """Over the pairs that both know."""
+    both = [place for place in left if place in right]
+    return rank_correlation(np.array([left[one] for one in both]), np.array([right[one] for one in both]))
+
+
+def _strongest(pairs: Mapping[Place, float]) -> frozenset[Place]:
     """The places of the strongest pairs, of either sign; a pair of no value is none of them."""
-    order = np.argsort(-np.abs(pairs), kind="stable")[:TOP]
-    return frozenset(int(place) for place in order if pairs[place] != 0)
+    return frozenset(one for one in sorted(pairs, key=lambda place: -abs(pairs[place]))[:TOP] if pairs[one] != 0)
 
 
-def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
+def jaccard(left: frozenset[Any], right: frozenset[Any]) -> float:
     """What two sets have in common, of what either has; NaN where one is empty."""
     return len(left & right) / len(left | right) if left and right else math.nan
 

@@ -25,8 +25,9 @@ class Deferred(Generic[T]):
         reason: str | None = None,  # why there is no value, for one that is skipped or has failed
         value: T | None = None,
         together: Callable[[Sequence[Deferred[T]]], None] | None = None,  # fills several in one batch: see `load`
+        reserved: str | None = None,  # why it is computed only when it is looked at, and not to be logged
     ) -> None:
-        self.status, self.reason, self._value = status, reason, value
+        self.status, self.reason, self._value, self.reserved = status, reason, value, reserved
         self._compute, self._together = compute, together
         self._lock = threading.Lock()
 

@@ -33,6 +33,12 @@ KEPT_PAIRS = "kept-pairs"
 LEFT_OUT = "left-out"
 # Not all parts of a text were left out: no more texts could be sent.
 PARTIAL = "partial"
+# Words were left out of some sentences of a text only.
+NARROWED = "narrowed"
+# The embedding of a text is what the index keeps for it: it was not embedded again.
+TAKEN = "taken"
+# A wrapper found nothing to look into, and asked what embeds for the vectors of edited texts.
+BLACK_BOX = "black-box"
 # Something the method itself says about this pair.
 METHOD = "method"
 

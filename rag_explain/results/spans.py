@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -74,7 +74,7 @@ class ValuedSpans(ReadOnly, tuple[ValuedSpan, ...], Paged):
         return f"{type(self).__name__}({len(self)} of {len(self.spans)} pieces, {self.method})"
 
 
-def best(spans: tuple[ValuedSpan, ...], k: int) -> tuple[ValuedSpan, ...]:
+def best(spans: Sequence[ValuedSpan], k: int) -> tuple[ValuedSpan, ...]:
     return tuple(sorted(spans, key=lambda span: -span.value)[: max(0, k)])
 
 

@@ -3,6 +3,7 @@
 from rag_explain.retrieval import fusion
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, check_mode
 from rag_explain.retrieval.asked import Removed
+from rag_explain.retrieval.black_box import MAX_CALLS
 from rag_explain.retrieval.corpus import Corpus, EngineCorpus, Entry
 from rag_explain.retrieval.engines import ChromaEngine, Engine, Kept, LanceDBEngine, Place, engine_of
 from rag_explain.retrieval.holders import held_model, inside, models_inside
@@ -17,8 +18,9 @@ from rag_explain.retrieval.trace import Combination, Found, Reader, Run, Trace, 
 from rag_explain.retrieval.truth import retriever_reason
 from rag_explain.retrieval.usage import Embedder, has_model
 
-__all__ = ["UNNAMED", "ChromaEngine", "Embedder", "Encoder", "Encoders", "Engine", "ExplainMode", "ExplainerSource"]
+__all__ = ["MAX_CALLS", "UNNAMED", "ChromaEngine", "Embedder", "Encoder", "Encoders", "Engine", "ExplainMode"]
 __all__ += [
+    "ExplainerSource",
     "HitExplainer",
     "InnerHits",
     "Kept",

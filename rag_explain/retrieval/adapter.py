@@ -17,7 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
-from rag_explain.errors import InvalidInput, ProcessBound, whole_number
+from rag_explain.budget import Budget, at_most
+from rag_explain.errors import BudgetSpent, EmbedderStopped, InvalidInput, ProcessBound, whole_number
 from rag_explain.results.calibration import Calibration
 from rag_explain.results.deferred import Deferred, Parts, load
 from rag_explain.results.explanation import Explanation
@@ -27,6 +28,7 @@ from rag_explain.results.notices import CHUNK, Notice
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.stages import Stage
 from rag_explain.retrieval.background import Background
+from rag_explain.retrieval.black_box import MAX_CALLS, IndexVectors, told, unlogged
 from rag_explain.retrieval.engines import TOLERANCE, Engine
 from rag_explain.retrieval.hit_questions import asked_of, what_ifs
 from rag_explain.retrieval.mmr import diversified
@@ -74,6 +76,8 @@ class HitExplainer(ProcessBound):
         embedder: the framework's embedding object, which is asked for a query's vector when that is looked at, if its
             model is here; None: the one that the explainer is made from, if any.
         engine: gives the engine that is searched, which is asked for the vectors of what is looked at.
+        max_calls: how many texts are sent at most for one query, however much of it is looked at, where what explains
+            only embeds strings; None: as many as it takes. Those by which it is known are among them. A log sends none.
 
     A retriever whose parts people may exchange gives a `Search` with each call, in place of all of these but the modes
     and the tolerance.
@@ -95,16 +99,18 @@ class HitExplainer(ProcessBound):
         name: str = "the index",
         embedder: Embedder | None = None,
         engine: Callable[[], Engine | None] = lambda: None,
+        max_calls: int | None = MAX_CALLS,
     ) -> None:
         check_mode(explain, top)
         if not (time_limit is None or (isinstance(time_limit, (int, float)) and time_limit >= 0)):
             raise InvalidInput(f"time_limit must be a number of seconds, not {time_limit!r}")
         self.mode, self.top, self.time_limit, self.unit = explain, top, time_limit, unit and known_unit(unit)
-        self.tolerance = tolerance
+        self.tolerance, self.max_calls = tolerance, Budget(max_calls).max_calls
         embedder = explainer if isinstance(explainer, Embedder) else embedder
         fixed = Search(source=explainer, embedder=embedder, metric=Metric.named(metric), surrogate=surrogate, name=name)
         self._fixed, self._engine = fixed, engine
-        self._moments, self._checks, self.background = Moments(), Checks(), Background(self)
+        self._moments, self._checks, self._vectors = Moments(), Checks(), IndexVectors()
+        self.background = Background(self)
         if explain != "off":
             self.prepare(fixed)
 
@@ -147,17 +153,15 @@ class HitExplainer(ProcessBound):
         scoring = Scoring(scores, reasons, self.tolerance, search.note)
         search = search if query_vector is None else replace(search, query_vector=query_vector)
         wanted = 0 if mode == "off" else len(documents) if top is None else top
-        # A look asks for words. What runs on every answer asks for sentences, which are kept for a corpus.
-        unit = self.unit or ("sentence" if mode == "eager" else "word")
-        shared = _Query(self, query, scoring, self._moments.take(search), unit) if wanted else None
+        shared = _Query(self, query, scoring, self._moments.take(search), mode) if wanted else None
         handles: list[Deferred[Explanation]] = [
             shared.deferred(document, "explanation") if shared and rank < wanted else Deferred.skipped(_NOT_ASKED)
             for rank, document in enumerate(documents)
         ]
         inner = [hit if rank < wanted else None for rank, hit in enumerate(known or [None] * len(documents))]
         handles = [handle if hit is None else hit.handle for handle, hit in zip(handles, inner, strict=True)]
-        if mode == "eager":
-            handles = self._computed(handles, search)
+        if mode == "eager" and shared is not None:
+            handles = self._computed(handles, shared)
         calibration = self.background.of(search, shared.moment if shared else None)
         parts = [
             shared.parts(document) if shared and rank < wanted else None for rank, document in enumerate(documents)
@@ -199,11 +203,11 @@ class HitExplainer(ProcessBound):
         """Fill the explainer's store from exactly the strings that were embedded; how many were built, kept, failed."""
         return self._explainer_for(search or self._search()).precompute(texts, **options)
 
-    def _computed(self, handles: list[Deferred[Explanation]], search: Search) -> list[Deferred[Explanation]]:
+    def _computed(self, handles: list[Deferred[Explanation]], shared: _Query) -> list[Deferred[Explanation]]:
         if self.time_limit is not None:
             try:
                 # Made once in its life, and not in the time of the query that came first.
-                explainer = self._explainer_for(search)
+                explainer = shared.explainer
             except Exception:  # it is logged, and each hit gives it as its reason
                 logger.debug("no explanation of this query is computed")
             else:
@@ -215,8 +219,9 @@ class HitExplainer(ProcessBound):
 class _Query:
     """What all hits of one query share: how the search was made, and one batch for each part that is looked at."""
 
-    def __init__(self, owner: HitExplainer, text: str, scoring: Scoring, moment: Moment, unit: Unit) -> None:
-        self.owner, self.text, self.scoring, self.moment, self.unit = owner, text, scoring, moment, unit
+    def __init__(self, owner: HitExplainer, text: str, scoring: Scoring, moment: Moment, mode: ExplainMode) -> None:
+        self.owner, self.text, self.scoring, self.moment = owner, text, scoring, moment
+        self.is_eager, self.reserved, self.budget = mode == "eager", unlogged(moment), Budget(owner.max_calls)
         self._explainer: Explainer | None = None
         self._batches: dict[str, _Batch] = {}
         self._itself = Deferred(self._explained_itself)
@@ -234,17 +239,33 @@ class _Query:
     @property
     def explainer(self) -> Explainer:
         """Read anew for each query: the model as it is now, used as it was in the search."""
-        self._explainer = self._explainer or self.owner._moments.explainer(self.moment)
+        with at_most(self.budget):
+            self._explainer = self._explainer or self.owner._moments.explainer(self.moment)
         return self._explainer
 
     def _explained_itself(self) -> Explanation:
         """The query explained as a document, which tells how much each of its words weighs."""
-        if not self.explainer.method.linear:
-            raise InvalidInput(f"{self.explainer.method.name} does not tell how much a word of a query weighs")
+        method = self.explainer.method
+        if not method.linear or method.edits:  # to leave parts out of the query costs more than it tells
+            raise InvalidInput(f"{method.name} does not tell how much a word of a query weighs")
         return self.explainer.explain(self.text, self.text, unit="word")
 
+    @property
+    def unit(self) -> Unit | None:
+        """A look asks for words, but where each is paid for. What runs on every answer asks for sentences, which are
+        kept for a corpus."""
+        by_default: Unit = "sentence" if self.is_eager else "word"
+        return self.owner.unit or (None if self.explainer.method.edits else by_default)
+
+    def give_vectors(self, documents: Sequence[RetrievedDocument]) -> None:
+        """What the index keeps need not be paid for."""
+        self.owner._vectors.give(self.explainer, self.moment.search.engine, documents)
+
     def checked(self, found: Sequence[tuple[RetrievedDocument, Any]]) -> list[Any]:
-        return self.owner._checks.checked(self.explainer, self.moment, self.text, self.scoring, found)
+        """The values, which say how they were made, and where they are not of what the retriever scored."""
+        checked = self.owner._checks.checked(self.explainer, self.moment, self.text, self.scoring, found)
+        notices = told(self.moment, self.budget)
+        return [value.with_notices(*notices) for value in checked]
 
 
 class _Batch:
@@ -256,6 +277,7 @@ class _Batch:
     def __init__(self, query: _Query, name: str) -> None:
         self._query, self._name = query, name
         self._lock = threading.Lock()
+        self._stopped: tuple[set[int], Exception] = set(), Exception()  # what cannot be asked need not be asked again
         # Weak, because every key refers to this object: hits that are dropped free their texts at once.
         self._documents: WeakKeyDictionary[Deferred[Any], RetrievedDocument] = WeakKeyDictionary()
 
@@ -263,7 +285,7 @@ class _Batch:
         if document.text is None:
             unknown = "the chunk by which the document was found is not known"
             return Deferred.skipped("the document has no text" if document.whole is None else unknown)
-        deferred = Deferred(partial(self._compute, document), together=self)
+        deferred = Deferred(partial(self._compute, document), together=self, reserved=self._query.reserved)
         self._documents[deferred] = document
         return deferred
 
@@ -271,9 +293,12 @@ class _Batch:
         """Fill all that are pending. If one spoils the batch they stay so, and `load` computes them one by one."""
         with self._lock:  # a second thread finds them filled
             pending = [one for one in deferred if one.status == "pending"]
+            documents = [self._documents[one] for one in pending]
             try:
-                values = self._computed([self._documents[one] for one in pending]) if pending else []
+                values = self._computed(documents) if pending else []
             except Exception as error:
+                if isinstance(error, EmbedderStopped) and not isinstance(error, BudgetSpent):
+                    self._stopped = set(map(id, documents)), error
                 logger.debug("a batch is explained one by one: %s: %s", type(error).__name__, error)
                 return
             for one, value in zip(pending, values, strict=True):
@@ -282,6 +307,8 @@ class _Batch:
     def _compute(self, document: RetrievedDocument) -> Any:
         _ = self._query.explainer  # one that cannot be made is logged once, not for each document
         try:
+            if id(document) in self._stopped[0]:
+                raise self._stopped[1]
             return self._computed([document])[0]
         except Exception as error:
             logger.warning("document %r could not be explained: %s: %s", document.id, type(error).__name__, error)
@@ -289,11 +316,14 @@ class _Batch:
 
     def _computed(self, documents: Sequence[RetrievedDocument]) -> list[Any]:
         texts = [document.text for document in documents if document.text is not None]
-        values = _COMPUTED[self._name](self._query, texts, [document.id for document in documents])
-        if self._name == "what_if":  # it was computed again, and is shown beside what is checked
-            return values
-        if self._name != "evidence":  # where to look: it says nothing of a score
-            values = self._query.checked(list(zip(documents, values, strict=True)))
+        with at_most(self._query.budget):
+            if self._name not in ("evidence", "what_if"):  # which no embedding of a whole text tells
+                self._query.give_vectors(documents)
+            values = _COMPUTED[self._name](self._query, texts, [document.id for document in documents])
+            if self._name == "what_if":  # it was computed again, and is shown beside what is checked
+                return values
+            if self._name != "evidence":  # where to look: it says nothing of a score
+                values = self._query.checked(list(zip(documents, values, strict=True)))
         return [_shown(value, document) for value, document in zip(values, documents, strict=True)]
 
 

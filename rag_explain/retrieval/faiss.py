@@ -24,6 +24,7 @@ from rag_explain.results.hits import Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
+from rag_explain.retrieval.black_box import MAX_CALLS
 from rag_explain.retrieval.engines import FaissEngine, Place
 from rag_explain.retrieval.faiss_questions import FaissQuestions
 from rag_explain.retrieval.faiss_rows import Filter, Sieve
@@ -56,7 +57,7 @@ class FaissRetriever(FaissQuestions, ProcessBound):
         metadata: a mapping for each row, like `documents`.
         normalize: scale query vectors to length one, for an index of vectors that were scaled.
         embedder: what the index was built with and embeds the queries, where that is not what explains.
-        explain, top, time_limit, unit: see `rag_explain.retrieval.HitExplainer`.
+        explain, top, time_limit, unit, max_calls: see `rag_explain.retrieval.HitExplainer`.
     """
 
     instead = "use save(folder), and FaissRetriever.load(folder) where it is needed"
@@ -75,6 +76,7 @@ class FaissRetriever(FaissQuestions, ProcessBound):
         top: int | None = None,
         time_limit: float | None = None,
         unit: Unit | None = None,
+        max_calls: int | None = MAX_CALLS,
     ) -> None:
         if not isinstance(index, faiss.Index):
             raise InvalidInput(f"index must be a FAISS index of float vectors, not {type(index).__name__}")
@@ -85,7 +87,7 @@ class FaissRetriever(FaissQuestions, ProcessBound):
             self.explainer.scorer.embed([], "query")  # refused in words by a scorer that has no vector per text
         self._documents, self._ids, self._metadata = documents, ids, metadata
         options: dict[str, Any] = {"explain": explain, "top": top, "time_limit": time_limit, "unit": unit}
-        self._hit_explainer = HitExplainer(explainer, embedder=embedder, **options)
+        self._hit_explainer = HitExplainer(explainer, embedder=embedder, max_calls=max_calls, **options)
 
     @property
     def explainer(self) -> Explainer:
@@ -266,7 +268,9 @@ class FaissRetriever(FaissQuestions, ProcessBound):
         is_product = metric.base == "inner product"
         if (np.abs(np.linalg.norm(vectors, axis=1) - 1.0) <= _UNIT).all():
             return Metric("cosine") if is_product else metric, None
-        by_dot = _measure(self._source) == "dot"
+        # What only embeds strings is compared as its index does.
+        is_free = isinstance(self._source, Embedder) and self._source.is_black_box
+        by_dot = is_free or _measure(self._source) == "dot"
         if is_product and by_dot:
             return metric, None
         explained = "inner product" if by_dot else "cosine"
@@ -300,6 +304,11 @@ class FaissRetriever(FaissQuestions, ProcessBound):
         folder = Path(folder)
         manifest = read_manifest(folder)
         explainer = Explainer(manifest["model"]) if explainer is None else explainer
+        if isinstance(explainer, Embedder) and explainer.model is None:  # only asking it would tell
+            raise InvalidInput(
+                f"{explainer.name} holds no SentenceTransformer: that the index was built with it cannot be known "
+                "here; read it with faiss.read_index"
+            )
         made = HitExplainer(explainer).explainer if isinstance(explainer, Embedder) else explainer
         scorer, built_with = made.scorer, Probes.from_dict(manifest["probes"])
         name = explainer.name if isinstance(explainer, Embedder) else scorer.name

@@ -76,7 +76,7 @@ class Encoders(ProcessBound):
         """Those that can explain, or all where none can, and of those that embed alike the first."""
         every = [self._remembered(one) for one in found]
         self._known = {id(one.holder): one for _, one in every if one is not None}
-        every = [one for one in every if one[0] is not None] or every
+        every = [one for one in every if one[0] is not None] or list(map(_by_itself, every))
         unique = {id(getattr(source or embedder, "holder", source)): (source, embedder) for source, embedder in every}
         if len(unique) < 2:
             return list(unique.values())
@@ -89,6 +89,12 @@ class Encoders(ProcessBound):
         source, embedder = encoder
         kept = None if embedder is None else self._known.get(id(embedder.holder), embedder)
         return (kept if source is embedder else source), kept
+
+
+def _by_itself(encoder: Encoder) -> Encoder:
+    """Where nothing can be looked into, an embedding object explains by the vectors that it gives."""
+    _, embedder = encoder
+    return (embedder if embedder is not None and embedder.is_black_box else None), embedder
 
 
 def _key(source: Any) -> Hashable:

@@ -10,14 +10,15 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from rag_explain.errors import InvalidInput
+from rag_explain.errors import BudgetSpent, EmbeddingFailed, InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.retrieval.engines import Engine
 from rag_explain.retrieval.mmr import Diversity
-from rag_explain.retrieval.sharing import ExplainerSource, explainer_of, glance, has_changed
+from rag_explain.retrieval.sharing import ExplainerSource, asking_explainer, explainer_of, glance, has_changed
 from rag_explain.retrieval.usage import Embedder, Usage
 from rag_explain.texts.passage import Passage
 
@@ -44,6 +45,11 @@ class RetrievedDocument:
     whole: str | None = None  # the document of which the text is a chunk
     start: int | None = None  # where the chunk stands in it; None where it does not, as a summary of it
     vector_id: str | None = None  # what the engine calls the chunk
+
+    @property
+    def engine_id(self) -> str:
+        """What the engine calls it."""
+        return self.vector_id or self.id or ""
 
     @property
     def chunk(self) -> tuple[int, int] | None:
@@ -83,6 +89,12 @@ class Search:
     query_vector: Any = field(default=None, repr=False, compare=False)
     corpus: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def measure(self) -> str:
+        """By what the vectors of an embedding object are compared that says nothing of it: as the index does."""
+        metric = self.engine.metric if self.metric == UNKNOWN and self.engine is not None else self.metric
+        return "dot" if "inner product" in metric.base else "cosine"
+
 
 def readable(read: Callable[[], Search], source: ExplainerSource | None) -> Search:
     """What a retriever is made of, or that it cannot be read at the moment, of which no search fails."""
@@ -102,6 +114,7 @@ class Moment:
     usage: Usage | None  # how it did
     glances: tuple[tuple[Any, tuple[int, int]], ...]  # the models that are here, and what a glance at each told
     made: Explainer | None  # what explained at that time
+    asked: str | None = None  # which model an embedding object said it asks, that holds none and explains itself
 
     @property
     def is_followed(self) -> bool:
@@ -121,7 +134,9 @@ class Moment:
     def has_changed_usage(self) -> bool:
         """Whether the embedding object embeds with another model by now, or otherwise."""
         embedder = self.search.embedder
-        return embedder is not None and embedder.seen() != (self.model, self.usage)
+        if embedder is None or embedder.seen() != (self.model, self.usage):
+            return embedder is not None
+        return self.asked is not None and self.asked != embedder.asked_model
 
     def has_hidden_usage(self) -> bool:
         """Whether the object embeds otherwise than its attributes showed: when that began is not known."""
@@ -133,7 +148,7 @@ class Moments:
     """Takes the moment of each search, and makes the Explainer of one: anew when the model or its usage is another."""
 
     def __init__(self) -> None:
-        self._made: tuple[Any, Any, Future[Explainer]] | None = None
+        self._made: tuple[Any, Moment, Future[Explainer]] | None = None
         self._embedder: Embedder | None = None
         self._lock = threading.Lock()
 
@@ -147,9 +162,11 @@ class Moments:
         made: Any = source if hasattr(source, "scorer") else self._ready()
         try:
             model, usage = (None, None) if embedder is None else embedder.seen()
-            explained = source if hasattr(source, "named_modules") else made and made.scorer.watch.model
+            watch = None if made is None else made.scorer.watch
+            explained = source if hasattr(source, "named_modules") else watch and watch.model
             found = {id(one): one for one in (model if source is embedder else explained, model) if one is not None}
-            return Moment(search, model, usage, tuple((one, glance(one)) for one in found.values()), made)
+            asked = embedder.asked_model if embedder is not None and source is embedder and model is None else None
+            return Moment(search, model, usage, tuple((one, glance(one)) for one in found.values()), made, asked)
         except Exception as error:  # a model that cannot be looked at is refused when it is to explain
             logger.debug("the state of the model is not known: %s: %s", type(error).__name__, error)
             return Moment(search, None, None, (), made)
@@ -159,10 +176,16 @@ class Moments:
         return None if made is None or made[2].exception() is not None else made[2].result()
 
     def explainer(self, moment: Moment) -> Explainer:
-        """Created on first use. If that failed, the same exception is raised until the model or its usage changes."""
+        """Created on first use. If that failed, the same exception is raised until the model or its usage changes.
+
+        What asks a service that failed is tried again in another search.
+        """
         with self._lock:
             source: Any = moment.search.source
-            usage, state = None, moment.glances
+            usage = None
+            if moment.asked is not None:
+                make = partial(asking_explainer, source, measure := moment.search.measure)
+                return self._kept((id(source.holder), moment.asked, measure), moment, make)
             if isinstance(source, Embedder):
                 source, usage = moment.model, moment.usage
             if source is None:
@@ -172,20 +195,26 @@ class Moments:
                     f"{name} holds no SentenceTransformer any more, or several: pass explainer=Explainer(model)"
                 )
             key = (ref(source) if hasattr(source, "named_modules") else id(source)), usage
-            made = self._made
-            if made is None or made[0] != key or _is_outdated(made[2], made[1] != state):
-                made = self._made = key, state, _attempt(source, usage)
-            return made[2].result()
+            return self._kept(key, moment, partial(explainer_of, source, usage))
+
+    def _kept(self, key: Any, moment: Moment, make: Callable[[], Explainer]) -> Explainer:
+        made = self._made
+        if made is None or made[0] != key or _is_outdated(made[2], made[1], moment):
+            made = self._made = key, moment, _attempt(make)
+        return made[2].result()
 
 
-def _is_outdated(made: Future[Explainer], has_moved: bool) -> bool:
-    return has_moved if made.exception() is not None else has_changed(made.result())
+def _is_outdated(made: Future[Explainer], then: Moment, now: Moment) -> bool:
+    error = made.exception()
+    if isinstance(error, EmbeddingFailed):
+        return then is not now or isinstance(error, BudgetSpent)
+    return then.glances != now.glances if error is not None else has_changed(made.result())
 
 
-def _attempt(source: ExplainerSource, usage: Usage | None) -> Future[Explainer]:
+def _attempt(make: Callable[[], Explainer]) -> Future[Explainer]:
     made: Future[Explainer] = Future()
     try:
-        made.set_result(explainer_of(source, usage))
+        made.set_result(make())
     except Exception as error:
         made.set_exception(error)
         logger.warning("documents are returned without explanations: %s", error)

@@ -7,14 +7,15 @@ which more may be asked, holds it. To keep one for longer, make it yourself and 
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
 from rag_explain.errors import InvalidInput, ModelChanged
-from rag_explain.retrieval.usage import Usage, model_as_used
+from rag_explain.retrieval.usage import Embedder, Usage, model_as_used
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
@@ -27,8 +28,11 @@ ExplainerSource: TypeAlias = (
 )
 
 _shared: WeakKeyDictionary[object, dict[Usage | None, ReferenceType[Explainer]]] = WeakKeyDictionary()
+# By the embedding object, which its Explainer holds, so that no other one has its id; and by what it says it asks.
+_asking: WeakValueDictionary[tuple[int, str, str], Explainer] = WeakValueDictionary()
 _glances: WeakKeyDictionary[object, Glance] = WeakKeyDictionary()
-_lock, _glancing = threading.Lock(), threading.Lock()  # an Explainer takes long to make, and a search must not wait
+# An Explainer takes long to make, and a search must not wait; one that asks a service may take longer than that.
+_lock, _glancing, _sending = threading.Lock(), threading.Lock(), threading.Lock()
 
 
 def explainer_of(source: ExplainerSource, usage: Usage | None = None) -> Explainer:
@@ -39,6 +43,7 @@ def explainer_of(source: ExplainerSource, usage: Usage | None = None) -> Explain
     from torch import nn
 
     from rag_explain.explainer import Explainer
+    from rag_explain.scorers.sources import embeds_strings
 
     if isinstance(source, Explainer):
         return source
@@ -56,12 +61,43 @@ def explainer_of(source: ExplainerSource, usage: Usage | None = None) -> Explain
                     glance(source, explainer.scorer.watch.fleeting)
             return explainer
     check_source(source)
-    return source()
+    if embeds_strings(source):
+        return asking_explainer(Embedder(source, {}))
+    return source() if makes_explainer(source) else Explainer(source)
+
+
+def asking_explainer(embedder: Embedder, measure: str = "cosine") -> Explainer:
+    """The Explainer of an embedding object that holds no model: making it sends the probes. Shared like the others."""
+    from rag_explain.explainer import Explainer
+    from rag_explain.scorers import BlackBox
+
+    key = id(embedder.holder), embedder.asked_model or "", measure
+    with _sending:
+        explainer = _asking.get(key)
+        if explainer is None or has_changed(explainer):
+            box = BlackBox(embedder.uncached(embedder.holder), measure=cast("Any", measure))
+            box.made_for = embedder.holder
+            explainer = _asking[key] = Explainer(box)
+        return explainer
+
+
+def makes_explainer(source: Callable[..., Any]) -> bool:
+    """Whether a function can be called without arguments: one that takes texts embeds them."""
+    try:
+        inspect.signature(source).bind()
+    except TypeError:
+        return False
+    except ValueError:  # a builtin says nothing of its arguments
+        pass
+    return True
 
 
 def check_source(source: object) -> None:
-    """Refuse what is no Explainer and what none can be made from. Nothing is loaded."""
-    if not (isinstance(source, (str, Path)) or hasattr(source, "scorer") or callable(source)):
+    """Refuse what is no Explainer and what none can be made from. No model is loaded, and nothing is asked."""
+    from rag_explain.scorers.sources import embeds_strings
+
+    is_known = isinstance(source, (str, Path)) or hasattr(source, "scorer") or callable(source)
+    if not (is_known or embeds_strings(source)):
         raise InvalidInput(f"explainer must be an Explainer or a model to make one from, not {type(source).__name__}")
 
 

@@ -178,7 +178,9 @@ class Checks:
         is_scored = any(scoring.metric.similarity(document.score) is not None for document, _ in found)
         is_other = moment.has_changed_model(explainer)
         embedder = moment.search.embedder
-        is_here = embedder is None or moment.model is not None or moment.search.query_vector is not None
+        is_given = moment.search.query_vector is not None
+        # What explains itself gives its own vector of the query: there is nothing else to compare it with.
+        is_here = embedder is None or moment.model is not None or is_given or moment.asked is not None
         unasked = None if embedder is None or is_here else _UNASKED.format(embedder.name)
         asked = [_CHANGED] if is_other else self._asked_notices(explainer, moment, query, is_scored) if is_here else []
         documents, checked = [document for document, _ in found], []
@@ -226,6 +228,8 @@ class Checks:
             name = moment.search.name if embedder is None else embedder.name
             return None, _vector_notices(explainer, name, lambda: np.ravel(given), moment, query)
         is_seen = moment.has_changed_usage()
+        if moment.asked is not None and not is_seen:
+            return None, []
         if is_seen or moment.has_hidden_usage():
             text, is_known = _OTHER_USAGE.format(embedder.name), is_seen and moment.is_followed
             return None, [Notice(UNCHECKED, text, "note") if is_known else Notice(OTHER_RANKING, text)]
@@ -247,28 +251,26 @@ def _compared(
     """What is kept for each document, and how far its scores may be off: one call for all."""
     nothing, engine = [Seen()] * len(found), moment.search.engine
     try:
-        ids = [name for document in found if (name := _name(document))]
+        ids = [name for document in found if (name := document.engine_id)]
         known = {} if engine is None or not ids else engine.vectors(ids)
-        kept = [known.get(_name(document)) if document.vector is None else document.vector for document in found]
+        kept = [known.get(document.engine_id) if document.vector is None else document.vector for document in found]
         by_length = explainer.scorer.measure == "dot"
         loses = engine is not None and engine.tolerance > TOLERANCE
         if not any(one is not None for one in kept) and not (is_scored and (by_length or loses)):
             return nothing
-        own = explainer.document_vectors([document.text or "" for document in found]).astype(np.float64)
-        asked = explainer.query_vector(query).astype(np.float64) if is_scored else np.zeros(own.shape[1])
+        own = explainer.vectors_at_hand([document.text or "" for document in found])
+        width = next((len(vector) for vector in own if vector is not None), 0)
+        asked = explainer.query_vector(query).astype(np.float64) if is_scored else np.zeros(width)
         asked = asked if by_length else _unit(asked)
         return [
-            _seen(engine if loses or known else None, metric, one, asked, vector, by_length)
+            Seen()
+            if vector is None
+            else _seen(engine if loses or known else None, metric, one, asked, vector.astype(np.float64), by_length)
             for one, vector in zip(kept, own, strict=True)
         ]
     except Exception as error:
         logger.debug("the engine's vectors cannot be compared: %s: %s", type(error).__name__, error)
         return nothing
-
-
-def _name(document: RetrievedDocument) -> str:
-    """What the engine calls the document."""
-    return document.vector_id or document.id or ""
 
 
 def _seen(engine: Engine | None, metric: Metric, kept: Any, asked: Vector, own: Vector, by_length: bool) -> Seen:
@@ -327,8 +329,14 @@ def _vector_notices(
 
 
 def rounding(explainer: Explainer) -> float:
-    """How far two vectors of one text may be apart in the precision of this model, as a share of their length."""
-    return TOLERANCE if explainer.scorer.tolerance <= 1e-4 else _HALF_TOLERANCE
+    """How far two vectors of one text may be apart in the precision of this model, as a share of their length.
+
+    What gives a text another vector each time is off by that, and no other model.
+    """
+    scorer = explainer.scorer
+    if scorer.is_metered:
+        return max(TOLERANCE, scorer.tolerance)
+    return TOLERANCE if scorer.tolerance <= 1e-4 else _HALF_TOLERANCE
 
 
 def retriever_reason(declared: str | bool | None, found_out: str | None) -> str | None:

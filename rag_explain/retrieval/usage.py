@@ -70,10 +70,15 @@ class Usage:
 
 @dataclass(frozen=True, eq=False)
 class Embedder:
-    """A framework's embedding object, and how it is asked for the vector of a text: `calls[role](holder, text)`."""
+    """A framework's embedding object, and how it is asked for the vector of a text: `calls[role](holder, text)`.
+
+    `uncached` gives what is asked for vectors of edited texts where no model is here: the object, past a cache of its
+    own, which is the user's and for the user's texts.
+    """
 
     holder: object
     calls: Mapping[Role, Callable[[Any, str], Any]]
+    uncached: Callable[[Any], Any] = lambda holder: holder
     _seen: list[tuple[Any, Usage | None]] = field(default_factory=list, init=False, repr=False)
 
     @property
@@ -84,6 +89,19 @@ class Embedder:
     def model(self) -> SentenceTransformer | None:
         """The model that it embeds with, where that is here."""
         return held_model(self.holder)
+
+    @property
+    def is_black_box(self) -> bool:
+        """Whether it embeds strings, and holds no model that can be looked into."""
+        return self.model is None and self.asked_model is not None
+
+    @property
+    def asked_model(self) -> str | None:
+        """What it says of the model that it asks for vectors; None where it embeds no strings."""
+        from rag_explain.scorers.sources import asked_model, embeds_strings
+
+        asked = self.uncached(self.holder)
+        return asked_model(asked) if embeds_strings(asked) else None
 
     def vector(self, query: str) -> NDArray[np.float64]:
         """(e,): what the framework searches with."""

@@ -56,6 +56,7 @@ class Scorer(ABC):
     methods: tuple[Any, ...]
     notices: tuple[Notice, ...] = ()
     token_notices: tuple[Notice, ...] = ()
+    is_metered: bool = False  # whether every text that is embedded may cost money, or time on a machine elsewhere
     noise: float = 0.0  # how far two vectors of one text are apart, as a share of their length
     tolerance: float = 1e-4  # what may be rounding in `probes`, on another machine say, as a share of their size
 
@@ -106,6 +107,9 @@ class Scorer(ABC):
     def at_hand(self, passages: Sequence[Passage], role: Role) -> list[NDArray[np.float32] | None]:
         """(e,) of each text that was embedded lately, where that is remembered: nothing is computed."""
         return [None] * len(passages)
+
+    def take(self, passages: Sequence[Passage], vectors: Sequence[Any]) -> None:
+        """Documents' vectors (e,) that an index keeps: where texts cost, these are not embedded."""
 
     @property
     def texts_left(self) -> int | None:

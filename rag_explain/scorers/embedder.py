@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from contextvars import copy_context
@@ -21,11 +21,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_explain.budget import Budget, at_most
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import EmbeddingFailed, InvalidInput, ModelChanged, ProcessBound, in_words, whole_number
 from rag_explain.probes import TEXTS, Probes
+from rag_explain.results.notices import TAKEN, Notice
 from rag_explain.scorers.base import Scorer
-from rag_explain.scorers.budget import Budget
 from rag_explain.scorers.sources import Source, source_of
 from rag_explain.texts.passage import Passage, as_passages
 from rag_explain.texts.segments import part_spans
@@ -40,6 +41,13 @@ _EVERY, _EVERY_TEXTS = 3600.0, 1000  # seconds, or texts, after which a probe is
 # Servers compute the last digits otherwise each time, with whatever else is in their batch.
 _ROUNDING = 1e-3
 _MOST_NOISE = 0.25
+_TAKEN = Notice(
+    TAKEN,
+    "The embedding of the whole document is the vector that the index keeps for it, and was not paid for again: such "
+    "vectors were compared with this model's for another document of the index.",
+    "note",
+    "document",
+)
 
 
 class BlackBox(Scorer, ProcessBound):
@@ -55,6 +63,7 @@ class BlackBox(Scorer, ProcessBound):
     """
 
     instead = "make it anew where it is unpickled"
+    is_metered = True
 
     def __init__(
         self,
@@ -72,6 +81,7 @@ class BlackBox(Scorer, ProcessBound):
         if measure not in ("cosine", "dot"):
             raise InvalidInput(f"measure must be 'cosine' or 'dot', not {measure!r}")
         self._source, self.name, self.measure = source, name or source.name, measure
+        self.made_for: object = embed  # kept as long as this is
         self._batch_size = _positive(batch_size, source.batch_size, "batch_size")
         self._concurrency = _positive(concurrency, source.concurrency, "concurrency")
         self.methods = ("occlusion", "shapley")
@@ -79,6 +89,7 @@ class BlackBox(Scorer, ProcessBound):
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(self._concurrency)  # of all threads together
         self._kept: OrderedDict[Key, Vector] = OrderedDict()
+        self._taken: set[Key] = set()  # those of them that an index gave
         self._width: int | None = None
         self._changed: str | None = None
         self._probed, self.noise = self._measured()
@@ -99,7 +110,7 @@ class BlackBox(Scorer, ProcessBound):
 
     def at_most(self, max_calls: int | None) -> AbstractContextManager[None]:
         """Inside the block no more than this many texts are sent: for one query, say."""
-        return self.budget.at_most(max_calls)
+        return at_most(max_calls)
 
     def describe(self) -> dict[str, str]:
         roles = "queries and documents each in their own way" if self._source.has_roles else "all texts alike"
@@ -114,8 +125,9 @@ class BlackBox(Scorer, ProcessBound):
         tokens = tuple(
             tuple(Token(passage.text[a:b], a, b) for a, b in part_spans(passage.text)) for passage in passages
         )
-        nothing: tuple[tuple[()], ...] = ((),) * len(passages)
-        return Batch(passages=tuple(passages), role=role, tokens=tokens, notices=nothing, fingerprint=self.fingerprint)
+        taken = [role == "document" and self._key(passage.string, role) in self._taken for passage in passages]
+        notices = tuple((_TAKEN,) if is_taken else () for is_taken in taken)
+        return Batch(passages=tuple(passages), role=role, tokens=tokens, notices=notices, fingerprint=self.fingerprint)
 
     def score(self, query: str, documents: Sequence[str | Passage]) -> NDArray[np.float64]:
         asked = self.embed([query], "query")[0].astype(np.float64)
@@ -135,6 +147,15 @@ class BlackBox(Scorer, ProcessBound):
         if missing:
             found |= self._sent(self._with_probe(missing))
         return np.stack([found[key] for key in keys])
+
+    def take(self, passages: Sequence[Passage], vectors: Sequence[Any]) -> None:
+        for passage, vector in zip(passages, vectors, strict=True):
+            key, given = self._key(passage.string, "document"), np.array(vector, np.float32)
+            if given.shape == (self._width,) and np.isfinite(given).all():
+                with self._lock:
+                    if key not in self._kept:
+                        self._taken.add(key)
+                        self._keep({key: given})
 
     def at_hand(self, passages: Sequence[Passage], role: Role) -> list[Vector | None]:
         keys = [self._key(passage.string, role) for passage in passages]
@@ -182,12 +203,16 @@ class BlackBox(Scorer, ProcessBound):
         found = self._asked(keys[:granted]) if granted else {}
         self._look(found)
         with self._lock:
-            self._kept.update(found)
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._keep(found)
         if granted < len(keys):
             raise self.budget.spent()
         return found
+
+    def _keep(self, found: Mapping[Key, Vector]) -> None:
+        """At hand from now on, in place of what was longest not asked for."""
+        self._kept.update(found)
+        while len(self._kept) > _KEPT:
+            self._taken.discard(self._kept.popitem(last=False)[0])
 
     def _asked(self, keys: Sequence[Key]) -> dict[Key, Vector]:
         """What the source gives for texts of one role, checked."""
@@ -219,6 +244,8 @@ class BlackBox(Scorer, ProcessBound):
             raise EmbeddingFailed(
                 f"{self.name} gives a text another vector each time (off by {noise:.0%}): no difference means anything"
             )
+        if len({vector.tobytes() for vector in found.values()}) == 1:
+            raise EmbeddingFailed(f"{self.name} gives every text the same vector: no difference means anything")
         return found, noise
 
     def _with_probe(self, keys: Sequence[Key]) -> list[Key]:

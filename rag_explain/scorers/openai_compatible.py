@@ -13,8 +13,8 @@ from weakref import finalize
 
 import numpy as np
 
+from rag_explain.budget import Budget
 from rag_explain.errors import EmbedderStopped, EmbeddingFailed, InvalidInput, ProcessBound, first_line, import_extra
-from rag_explain.scorers.budget import Budget
 from rag_explain.scorers.sources import Source
 from rag_explain.texts.tokens import Role
 

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rag_explain.budget import Budget
 from rag_explain.errors import InvalidInput
-from rag_explain.scorers.budget import Budget
 from rag_explain.texts.tokens import Role
 
 # Gives one vector per text. The budget is told of texts that are sent again; those of the call itself are counted.
 Call = Callable[[list[str], Role, Budget], Any]
 # What says which model an object asks for. Keys, addresses with passwords and the like are never looked at.
 _MODEL_NAMES = ("model_name", "model", "model_id", "deployment", "deployment_name")
+_DIMENSIONS = ("dimensions", "dimension", "output_dimensionality")
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,18 @@ def source_of(model: Any) -> Source | None:
         return None
     if isinstance(made := getattr(model, "source", None), Source):
         return made
-    for kind in (_by_documents, _by_batch, _by_role, _by_encode, _by_function):
+    for kind in (*_BY_METHODS, _by_function):
         source = kind(model)
         if source is not None:
             return source
     return None
+
+
+def embeds_strings(model: Any) -> bool:
+    """Whether an object is known to by its methods; nothing is asked of it, and a function is not enough."""
+    if isinstance(model, type | str):
+        return False
+    return isinstance(getattr(model, "source", None), Source) or any(kind(model) is not None for kind in _BY_METHODS)
 
 
 def _by_documents(model: Any) -> Source | None:
@@ -87,6 +95,9 @@ def _by_encode(model: Any) -> Source | None:
     return Source(_name(model), lambda texts, role, _: model.encode(texts), has_roles=False)
 
 
+_BY_METHODS = (_by_documents, _by_batch, _by_role, _by_encode)
+
+
 def _by_function(model: Any) -> Source | None:
     """`embed(texts)`, or `embed(texts, role=...)` where the signature takes a role."""
     if not callable(model):
@@ -115,3 +126,8 @@ def _name(model: Any) -> str:
     told: Sequence[Any] = [getattr(model, name, None) for name in _MODEL_NAMES]
     named = next((value for value in told if isinstance(value, str) and value), "")
     return f"{type(model).__name__} {named}".strip()
+
+
+def asked_model(model: Any) -> str:
+    """Which model an object says that it asks for, and for how many dimensions: another one is another model."""
+    return f"{_name(model)} {[getattr(model, name, None) for name in _DIMENSIONS]}"

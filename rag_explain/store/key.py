@@ -33,7 +33,7 @@ def factors_key(
         plain = _ENCODER.encode(dict(settings))
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"settings must be plain data (numbers, strings, lists, dicts): {error}") from error
-    where = f"{passage.start}:{passage.end}"
+    where = f"{passage.start}:{passage.end}" + ("" if passage.within is None else f" {passage.within}")
     digest = blake2b(digest_size=KEY_BYTES, person=b"rag_explain.v1")
     for field in (passage.string, where, role, fingerprint, method, plain, precision):
         data = field.encode("utf-8", "surrogatepass")

@@ -16,11 +16,14 @@ class Passage:
 
     LlamaIndex, for example, embeds metadata and text together. `string` is what the encoder read, `string[start:end]`
     the caller's text. Offsets in an explanation point into that text; tokens outside it are "metadata".
+
+    `within` are the places in the caller's text whose words are asked for, where those of all of it are too many.
     """
 
     string: str
     start: int = 0
     end: int = -1
+    within: tuple[tuple[int, int], ...] | None = None
 
     def __post_init__(self) -> None:
         _check_string(self.string)

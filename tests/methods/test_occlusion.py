@@ -16,6 +16,7 @@ from rag_explain.log import ExplanationLog, records
 from rag_explain.log.verify import verify
 from rag_explain.render.page import LONG
 from rag_explain.render.plot import plot
+from rag_explain.results.notices import NARROWED
 from rag_explain.retrieval import HitExplainer, RetrievedDocument
 from rag_explain.store import Store
 from rag_explain.texts.passage import Passage
@@ -177,11 +178,62 @@ def test_texts_without_spaces_are_taken_apart_too() -> None:
     assert abs(explanation.gap or 0.0) < 1e-6
 
 
+@pytest.mark.parametrize("unit", ["word", None])
+def test_two_steps_leave_out_the_words_of_the_best_sentences_alone(unit: Any, tmp_path: Path) -> None:
+    model = tiny("bert")
+    narrow = Explainer(model, "occlusion", best=2, store=tmp_path)
+    every = Explainer(model, "occlusion").explain(QUERY, DOCUMENT, unit=unit)
+    found = narrow.explain(QUERY, DOCUMENT, unit=unit)
+    assert (found.unit, found.score) == (every.unit, pytest.approx(every.score, abs=1e-6))
+    if unit is None:  # sentences, as they are without
+        np.testing.assert_allclose(found.matrix, every.matrix, atol=5e-4)  # what a store on disk rounds
+        assert found.notices == every.notices
+        return
+    best = Explainer(model, "occlusion").highlight(QUERY, DOCUMENT).top(2)
+    inside = [at for at, one in enumerate(every.document_tokens) if any(a <= one.start < b for _, a, b, _ in best)]
+    assert found.document_tokens == tuple(every.document_tokens[at] for at in inside)
+    assert 0 < len(inside) < len(every.document_tokens)
+    np.testing.assert_allclose(found.pairs, every.pairs[:, inside], atol=5e-4)
+    assert abs(found.gap or 0.0) < 5e-4
+    (told,) = [notice for notice in found.notices if notice.code == NARROWED]
+    assert told.text.startswith("Only the words of the 2 best sentences were left out")
+    assert [span[:3] for span in narrow.highlight(QUERY, DOCUMENT, unit="word")] == [
+        (one.text, one.start, one.end) for one in found.document_tokens
+    ]
+    assert "Only the words of the 2 best sentences" in found.to_html()
+    narrow.close()
+    with Explainer(model, "occlusion", best=2, store=tmp_path) as again:
+        assert again.explain(QUERY, DOCUMENT, unit="word").provenance["path"] == "disk"
+    with Explainer(model, "occlusion", best=1, store=tmp_path) as fewer:
+        assert len(fewer.explain(QUERY, DOCUMENT, unit="word").document_tokens) < len(inside)
+    with Explainer(model, "occlusion", store=tmp_path) as plain:  # sentences are the same with and without
+        assert plain.explain(QUERY, DOCUMENT).provenance["path"] == "disk"
+        assert plain.explain(QUERY, DOCUMENT, unit="word").document_tokens == every.document_tokens
+
+
+@pytest.mark.parametrize("best", [0, -1, "2", 1.5])
+def test_a_number_of_sentences_that_is_none_is_refused(best: Any) -> None:
+    with pytest.raises(InvalidInput, match="best must be"):
+        Explainer(tiny("bert"), "occlusion", best=best)
+
+
+def test_more_sentences_than_there_are_is_all_of_them() -> None:
+    explainer = Explainer(tiny("bert"), "occlusion", best=9)
+    assert len(explainer.explain(QUERY, DOCUMENT, unit="word").document_tokens) == len(word_spans(DOCUMENT))
+    assert len(explainer.explain(QUERY, "moon", unit="word").document_tokens) == 1
+    assert explainer.explain(QUERY, Passage("title\nThe moon is old. Go!", 6), unit="word").score is not None
+
+
 def test_the_split_and_the_real_loss_stand_side_by_side() -> None:
-    comparison = Explainer(tiny("bert")).compare(QUERY, DOCUMENT, ["bilrp", "occlusion"])
-    assert [row.method for row in comparison.rows] == ["bilrp", "occlusion"]
+    explainer, narrow = Explainer(tiny("bert")), {"method": "occlusion", "best": 1}
+    comparison = explainer.compare(QUERY, DOCUMENT, ["bilrp", "occlusion", narrow])
+    assert [row.method for row in comparison.rows] == ["bilrp", "occlusion", "occlusion best=1"]
     assert np.isfinite(comparison.agreement).all()
-    assert "occlusion" in str(comparison)
+    assert comparison.agreement[1, 2] == pytest.approx(1.0)  # over the words that both have
+    scores = [row.explanation.score for row in comparison.rows if row.explanation]
+    assert scores == pytest.approx([explainer.explain(QUERY, DOCUMENT).score] * 3, abs=1e-6)
+    for shown in (str(comparison), comparison._repr_html_()):
+        assert shown.count("occlusion best=1") >= 3
 
 
 def test_subspaces_of_it_sum_to_the_whole() -> None:

@@ -12,6 +12,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 
 from rag_explain import Explainer
+from rag_explain.budget import Budget, at_most
 from rag_explain.errors import BudgetSpent, EmbeddingFailed, FormatError, InvalidInput, ModelChanged, RagExplainError
 from rag_explain.faiss import FaissRetriever
 from rag_explain.log import ExplanationLog, records
@@ -323,6 +324,17 @@ def test_one_query_may_have_a_budget_of_its_own() -> None:
     assert len(asked.texts) == MAKING + 5 + 4 + 1
 
 
+def test_a_budget_inside_itself_counts_once() -> None:
+    asked, budget = Asked(), Budget(MAKING + 6)
+    with at_most(budget), at_most(budget):
+        scorer = Explainer(asked).scorer
+        with at_most(100), pytest.raises(BudgetSpent, match=rf"max_calls is spent \({MAKING + 6} texts\)"):
+            scorer.embed([f"text {number}" for number in range(10)], "document")
+    assert (budget.sent, budget.left, len(asked.texts)) == (MAKING + 6, 0, MAKING + 6)
+    with at_most(0), pytest.raises(BudgetSpent):
+        Explainer(Asked())
+
+
 def test_hits_are_explained_as_far_as_the_budget_goes_and_no_search_fails(tmp_path: Path) -> None:
     explainer = Explainer(Asked(), max_calls=MAKING + 5 + 4)
     found = [RetrievedDocument(id=str(at), text=text) for at, text in enumerate([DOCUMENT, *CORPUS])]
@@ -354,6 +366,26 @@ def test_the_plan_is_what_is_then_paid(unit: Any, tmp_path: Path) -> None:
         assert str(plan).startswith(f"{plan.embeddings} embeddings")
     with pytest.raises(InvalidInput, match="bilrp sends no texts"):
         Explainer(tiny("bert")).plan(CORPUS)
+
+
+@pytest.mark.parametrize("method", ["occlusion", "shapley"])
+def test_two_steps_send_sentences_and_then_the_words_of_the_best(method: str) -> None:
+    text = " ".join(f"The cat saw {number} dogs near the old moon." for number in range(8))
+    asked = Asked()
+    options: dict[str, Any] = {"samples": 4} if method == "shapley" else {}
+    explainer = Explainer(asked, method, best=1, **options)
+    plan = explainer.plan([text, DOCUMENT], query=QUERY, unit="word")
+    assert str(plan).startswith("at most ")
+    sent = len(asked.texts)
+    explanations = explainer.explain_many(QUERY, [text, DOCUMENT], unit="word")
+    paid = len(asked.texts) - sent
+    assert paid <= plan.embeddings < explainer.plan([text], unit="word").embeddings + paid
+    if method == "occlusion":
+        assert paid == 5 + (1 + 8 + 9) + (1 + 3 + len(explanations[1].document_tokens))
+    assert len(explanations[0].document_tokens) == 9
+    explainer.explain_many(QUERY, [text, DOCUMENT], unit="word")
+    assert len(asked.texts) == sent + paid
+    assert explainer.plan([text], unit="word").is_most is False
 
 
 def test_it_says_what_it_is() -> None:

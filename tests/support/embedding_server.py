@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,10 +74,26 @@ class EmbeddingServer:
             thread.join()
 
 
+class Client:
+    """Asks a server for vectors as a framework's object does: one call for each list, and the last word is an error."""
+
+    def __init__(self, server: EmbeddingServer) -> None:
+        self.url = f"{server.url}/embeddings"
+        self.key = server.key
+
+    def __call__(self, texts: list[str]) -> list[list[float]]:
+        asked = json.dumps({"model": "tiny", "input": texts}).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
+        with urlopen(Request(self.url, asked, headers)) as answer:
+            found = sorted(json.load(answer)["data"], key=lambda one: one["index"])
+        return [one["embedding"] for one in found]
+
+
 def _handler(server: EmbeddingServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:  # the name that http.server calls
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked["input"] = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
             with server.lock:
                 server.calls.append(asked)
                 fault = server.faults.pop(0) if server.faults else ""

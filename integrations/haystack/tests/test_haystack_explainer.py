@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from haystack import Document, Pipeline, component
+from haystack import Document, Pipeline
 from haystack.components.builders import PromptBuilder
 from haystack.components.rankers import MetaFieldRanker
 from haystack.components.retrievers import TextEmbeddingRetriever
 from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
 from haystack.core.errors import BreakpointException, SerializationError
 from haystack.dataclasses.breakpoints import Breakpoint, PipelineSnapshot
-from haystack.document_stores.in_memory import InMemoryDocumentStore
 from haystack.tracing.utils import coerce_tag_value
 from haystack_integrations.components.explainers.rag_explain import DocumentExplainer, PipelineHit, PipelineHits
 
@@ -45,15 +44,6 @@ class Broken(Explainer):
 
     def explain_many(self, query: str, documents: Any, *, unit: Any = None, ids: Any = None) -> list[Explanation]:
         raise MemoryError("out of memory")
-
-
-@component
-class Remote:
-    """Some API, whose model is not here."""
-
-    @component.output_types(embedding=list[float])
-    def run(self, text: str) -> dict[str, Any]:
-        return {"embedding": [float(len(text))] * 16}
 
 
 def test_documents_scores_and_prompts_are_those_of_the_pipeline_without_it() -> None:
@@ -176,9 +166,6 @@ def test_a_document_without_text_is_returned_like_any_other() -> None:
 
 
 def test_without_a_model_that_is_here_the_warm_up_says_what_to_pass() -> None:
-    store = InMemoryDocumentStore()
-    with pytest.raises(InvalidInput, match=r"found in Remote: pass explainer=Explainer\(model\)"):
-        retrieval(DocumentExplainer(), store, Remote()).warm_up()  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="found in the pipeline before DocumentExplainer: pass explainer="):
         DocumentExplainer().warm_up()
 

@@ -29,7 +29,7 @@ from rag_explain.results.hits import Hits
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.results.what_if import WhatIf
 from rag_explain.results.why_not import WhyNot
-from rag_explain.retrieval import Embedder, ExplainMode, has_model, held_model
+from rag_explain.retrieval import Embedder, ExplainMode, held_model
 from rag_explain.texts.passage import Passage
 
 if TYPE_CHECKING:
@@ -166,11 +166,6 @@ class FaissDocumentRetriever(HitRetriever):
             raise InvalidInput(f"explainer must be Explainer(model), not {type(self.explainer).__name__}")
         if isinstance(embeds, Explainer) and self.explainer is not None:
             raise InvalidInput("an Explainer as embeddings explains too: leave explainer= out")
-        if isinstance(embeds, Embedder) and self.explainer is None and not has_model(embeds):
-            raise InvalidInput(
-                f"no SentenceTransformer was found in {embeds.name}: pass explainer=Explainer(model) with the model "
-                "that embeds its documents"
-            )
         searcher = FaissRetriever(
             self.index,
             _texts(self.documents),

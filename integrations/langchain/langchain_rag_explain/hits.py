@@ -18,7 +18,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_rag_explain.documents import ExplainedDocument, keys
 from langchain_rag_explain.trace import is_heard
 from rag_explain.results.hits import Hits
-from rag_explain.retrieval import report
+from rag_explain.retrieval import MAX_CALLS, report
 
 logger = logging.getLogger("langchain_rag_explain")
 
@@ -38,12 +38,15 @@ class HitRetriever(BaseRetriever):
     """Seconds that eager explanations of one query may take."""
     unit: Any = None
     """"token", "word" or "sentence"; None: by words when looked at, by sentences where explanations are eager."""
+    max_calls: int | None = MAX_CALLS
+    """How many texts are sent at most for one query where what embeds holds no model; None: as many as it takes."""
     metadata_key: str | None = None
     """Where eager explanations also go into the documents' metadata, as plain data; None: nowhere."""
 
     def _modes(self) -> dict[str, Any]:
         """How explanations are asked for, as a `HitExplainer` takes it."""
-        return {"explain": self.explain, "top": self.top, "time_limit": self.time_limit, "unit": self.unit}
+        names = ("explain", "top", "time_limit", "unit", "max_calls")
+        return {name: getattr(self, name) for name in names}
 
     def _delivered(
         self, query: str, documents: Sequence[Document], hits: Hits, run_manager: CallbackManagerForRetrieverRun

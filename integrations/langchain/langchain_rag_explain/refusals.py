@@ -20,6 +20,7 @@ _EXPECTED = {
     "top": "a whole number",
     "k": "a whole number",
     "time_limit": "a number of seconds",
+    "max_calls": "a number of texts, or None",
     "search_kwargs": "a dictionary",
     "metric": "the name of a metric",
     "surrogate": "a sentence, False or None",

@@ -74,7 +74,8 @@ class ExplainingRetriever(Questions, HitRetriever):
     vectorstore: VectorStore | None = None
     explainer: Any = None
     """An Explainer, or a model or embeddings to make one from; None: the SentenceTransformer in the embeddings of the
-    store, however deep in the retriever that is, with the prompts, instructions and dimensions that they use."""
+    store, however deep in the retriever that is, with the prompts, instructions and dimensions that they use. Where
+    they hold none, their own vectors of edited texts explain: nothing is sent before an explanation is looked at."""
     k: int | None = None
     """How many documents; None: what the retriever or the store returns by default."""
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -168,7 +169,7 @@ class ExplainingRetriever(Questions, HitRetriever):
         refuse_several(encoders, asked)
         with_what = " and ".join(dict.fromkeys(embedder.name for _, embedder in encoders if embedder is not None))
         raise InvalidInput(
-            f"no SentenceTransformer was found in {type(asked).__name__}{with_what and f' with {with_what}'}: "
+            f"nothing that embeds was found in {type(asked).__name__}{with_what and f' with {with_what}'}: "
             "pass explainer=Explainer(model) with the model that embeds its documents"
         )
 

@@ -23,13 +23,18 @@ def embedder_of(embeddings: Embeddings | Sequence[Embeddings] | None) -> Embedde
     if isinstance(embeddings, Sequence):
         found = [one for one in map(embedder_of, embeddings) if len(embeddings) == 1 or has_model(one)]
         return found[0] if len(found) == 1 else None
-    return None if embeddings is None else Embedder(embeddings, {"query": _query, "document": _document})
+    return None if embeddings is None else Embedder(embeddings, {"query": _query, "document": _document}, _uncached)
 
 
 def embeddings_in(store: VectorStore) -> Embeddings | Sequence[Embeddings]:
     """The embedding object of a store, or of one that only keeps it: not all stores have LangChain's property."""
     told = store.embeddings
     return [value for value in vars(store).values() if isinstance(value, Embeddings)] if told is None else told
+
+
+def _uncached(embeddings: Any) -> Any:
+    """What LangChain's CacheBackedEmbeddings asks: texts of ours are not kept among the user's."""
+    return getattr(embeddings, "underlying_embeddings", embeddings)
 
 
 def _query(embeddings: Embeddings, text: str) -> list[float]:

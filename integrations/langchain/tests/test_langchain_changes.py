@@ -95,11 +95,15 @@ def test_a_search_of_another_type_is_no_search_by_similarity() -> None:
     assert {one.surrogate for _, one in explained(wrapped, QUERY)} == {None}
 
 
-def test_embeddings_without_a_model_any_more_fail_no_search() -> None:
+def test_embeddings_without_a_model_any_more_are_asked_and_fail_no_search() -> None:
     store: Any = filled(InMemoryVectorStore(Plain(model())))
     wrapped = ExplainingRetriever(retriever=store.as_retriever())
     vector = store.embedding.embed_query(QUERY)
     store.embedding = Remote([vector])
+    (document, *_) = wrapped.invoke(QUERY)
+    assert document.explanation is None
+    assert "Remote gives every text the same vector" in document.hit.reason
+    store.embedding = Far(store.embedding)  # embeds no strings at all
     (document, *_) = wrapped.invoke(QUERY)
     assert document.explanation is None
     assert "holds no SentenceTransformer any more" in document.hit.reason
@@ -240,6 +244,13 @@ class Remote(Embeddings):
 
     def embed_query(self, text: str) -> list[float]:
         return self.embed_documents([text])[0]
+
+
+class Far:
+    """Answers searches alone."""
+
+    def __init__(self, inner: Remote) -> None:
+        self.embed_query = inner.embed_query
 
 
 class Derived(InMemoryVectorStore):

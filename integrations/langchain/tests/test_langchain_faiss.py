@@ -537,7 +537,6 @@ def test_an_index_of_rag_explain_is_loaded_with_an_explainer(tmp_path: Path) -> 
 def test_what_is_refused_is_not_hidden_behind_an_error_of_pydantic() -> None:
     index, given = flat(hugging_face()), documents()
     for message, fields in {
-        "no SentenceTransformer was found in RemoteEmbeddings: pass explainer=": {"embeddings": RemoteEmbeddings()},
         "Embeddings, a SentenceTransformer or an Explainer, not str": {"embeddings": "all-MiniLM-L6-v2"},
         "or an Explainer, not MultiVectorEncoder": {"embeddings": MultiVectorEncoder(str(folder("bert")))},
         "or an Explainer, not NoneType": {"embeddings": None},

@@ -341,9 +341,8 @@ def test_what_did_not_choose_alone_is_a_surrogate() -> None:
 
 
 def test_the_encoder_is_named_once_or_asked_for() -> None:
-    remote = InMemoryVectorStore(RemoteEmbeddings())
     with pytest.raises(ValueError, match="pass explainer="):
-        ExplainingRetriever(vectorstore=remote)
+        ExplainingRetriever(retriever=Static(documents=[]))
     with pytest.raises(ValueError, match="a retriever or a vectorstore"):
         ExplainingRetriever(vectorstore=store(), retriever=store().as_retriever())
     with pytest.raises(ValueError, match="a retriever or a vectorstore"):
@@ -440,10 +439,10 @@ def test_factors_are_kept_from_documents_and_from_a_store() -> None:
 
 
 def test_what_is_refused_is_not_hidden_behind_an_error_of_pydantic() -> None:
-    remote = InMemoryVectorStore(RemoteEmbeddings())
     for message, fields in {
-        "found in InMemoryVectorStore with RemoteEmbeddings: pass explainer=": {"vectorstore": remote},
-        "no SentenceTransformer was found in VectorStoreRetriever": {"retriever": remote.as_retriever()},
+        "nothing that embeds was found in Static: pass explainer=": {"retriever": Static(documents=[])},
+        "max_calls must be 0 or more texts, not -1": {"vectorstore": store(), "max_calls": -1},
+        "max_calls must be a number of texts, or None, not 'x'": {"vectorstore": store(), "max_calls": "x"},
         "takes a retriever or a vectorstore": {},
         "there is no metric 'l2': use one of cosine, ": {"vectorstore": store(), "metric": "l2"},
         "explain must be": {"vectorstore": store(), "explain": "soon"},

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from llama_index.core import MockEmbedding, QueryBundle, StorageContext, SummaryIndex, VectorStoreIndex
+from llama_index.core import QueryBundle, StorageContext, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.indices.query.query_transform import HyDEQueryTransform
 from llama_index.core.llms import MockLLM
@@ -268,17 +268,13 @@ def test_what_was_kept_goes_through_a_pickle() -> None:
 
 
 def test_what_is_of_no_use_is_refused_in_one_sentence() -> None:
-    made, none = index(), "no SentenceTransformer was found in "
+    made, none = index(), "nothing that embeds was found in "
     base = made.as_retriever()
     for arguments, message in (
         ({"base": 3}, "base must be a LlamaIndex retriever, not int"),
         ({"base": None}, "base must be a LlamaIndex retriever, not NoneType"),
         ({"base": made}, "base must be a LlamaIndex retriever, not VectorStoreIndex: pass index.as_retriever()"),
         ({"base": Words()}, none + "Words: pass explainer=Explainer(model)"),
-        (
-            {"base": index(MockEmbedding(embed_dim=3)).as_retriever()},
-            none + "VectorIndexRetriever with MockEmbedding: ",
-        ),
         ({"base": fused(Words(), Words())}, none + "QueryFusionRetriever: pass explainer="),
         ({"base": base, "explainer": 3}, "explainer must be an Explainer or a model to make one from, not int"),
         ({"base": base, "metric": 3}, "there is no metric 3: use one of cosine"),
@@ -304,7 +300,6 @@ def test_a_postprocessor_refuses_in_one_sentence_too() -> None:
     for fields, message in (
         ({}, "explainer must be an Explainer or a model to make one from, not NoneType"),
         ({"explainer": 3}, "explainer must be an Explainer or a model to make one from, not int"),
-        ({"explainer": MockEmbedding(embed_dim=3)}, "no SentenceTransformer was found in MockEmbedding: pass "),
         ({"explainer": embedding(), "topp": 3}, "ExplanationPostprocessor has no field 'topp': use explainer, explain"),
         ({"explainer": embedding(), "top": "x"}, "top should be a valid integer"),
         ({"explainer": embedding(), "metric": 3}, "metric should be a valid string, not 3"),

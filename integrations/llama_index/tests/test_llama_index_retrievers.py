@@ -326,7 +326,7 @@ def test_what_did_not_choose_alone_is_a_surrogate() -> None:
 
 
 def test_the_encoder_is_named_once_or_asked_for() -> None:
-    with pytest.raises(InvalidInput, match="no SentenceTransformer was found in Static: pass explainer="):
+    with pytest.raises(InvalidInput, match="nothing that embeds was found in Static: pass explainer="):
         ExplainingRetriever(Static([]))
 
 

@@ -46,6 +46,7 @@ from rag_explain.results.hits import Hit, Hits
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
+    MAX_CALLS,
     Diversity,
     Encoder,
     Encoders,
@@ -80,8 +81,9 @@ class ExplainingRetriever(Questions, BaseRetriever):
         base: any retriever.
         explainer: an Explainer, or a model or embedding model to make one from; None: the SentenceTransformer of the
             base's embedding model, however deep in the base that is, which then reads texts as that does: its
-            instructions, length and dimensions.
-        explain, top, time_limit, unit: see `rag_explain.retrieval.HitExplainer`.
+            instructions, length and dimensions. Where that holds none, its own vectors of edited texts explain:
+            nothing is sent before an explanation is looked at.
+        explain, top, time_limit, unit, max_calls: see `rag_explain.retrieval.HitExplainer`.
         metric: what the base's scores are, by the name of a `rag_explain.results.metric.Metric`; None: found out, for
             the stores that tell.
         surrogate: why the nodes were not chosen by this encoder's similarity alone; False: they were; None: found out.
@@ -98,6 +100,7 @@ class ExplainingRetriever(Questions, BaseRetriever):
         unit: Unit | None = None,
         metric: str | None = None,
         surrogate: str | bool | None = None,
+        max_calls: int | None = MAX_CALLS,
     ) -> None:
         _check(base, explainer, surrogate)
         super().__init__(callback_manager=base.callback_manager)
@@ -109,7 +112,7 @@ class ExplainingRetriever(Questions, BaseRetriever):
         if search.source is None:
             self._refuse()
         self._set_mode(explain, top)
-        self._hit_explainer = HitExplainer(explain=explain, time_limit=time_limit, unit=unit)
+        self._hit_explainer = HitExplainer(explain=explain, time_limit=time_limit, unit=unit, max_calls=max_calls)
         self._hit_explainer.prepare(search)
 
     def _search(self) -> Search:
@@ -243,7 +246,7 @@ class ExplainingRetriever(Questions, BaseRetriever):
         refuse_several(encoders, self.base)
         with_what = " and ".join(dict.fromkeys(embedder.name for _, embedder in encoders if embedder is not None))
         raise InvalidInput(
-            f"no SentenceTransformer was found in {type(self.base).__name__}{with_what and f' with {with_what}'}: "
+            f"nothing that embeds was found in {type(self.base).__name__}{with_what and f' with {with_what}'}: "
             "pass explainer=Explainer(model) with the model that embeds its nodes"
         )
 

@@ -36,9 +36,10 @@ def retriever_encoder(retriever: BaseRetriever) -> Encoder:
 
 def loose_encoders(base: BaseRetriever) -> list[Encoder]:
     """Encoders of a retriever in which nothing embeds queries with a model that is here: what else holds one."""
-    embedders = map(embedder_of, inside(base, lambda one: isinstance(one, BaseEmbedding), _PASSED))
+    embedders = list(map(embedder_of, inside(base, lambda one: isinstance(one, BaseEmbedding), _PASSED)))
     found: list[Encoder] = [(one, one) for one in embedders if has_model(one)]
-    return found or [(model, None) for model in models_inside(base, _PASSED)]
+    models: list[Encoder] = [(model, None) for model in models_inside(base, _PASSED)]
+    return found or models or [(None, one) for one in embedders]
 
 
 def returned_nodes(base: BaseRetriever, indexes: list[BaseIndex[Any]]) -> list[BaseNode]:

@@ -24,7 +24,7 @@ from llama_index.retrievers.rag_explain.stores import embedder_of
 from rag_explain import Hit
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval import HitExplainer, Search, after, check_source, has_model, retriever_reason
+from rag_explain.retrieval import MAX_CALLS, HitExplainer, Search, after, check_source, retriever_reason
 
 _UNSEEN = "a postprocessor does not see what scored the nodes; this encoder's similarity is explained"
 
@@ -41,6 +41,9 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
     time_limit: float | None = Field(default=None, description="Seconds that eager explanations of a query may take.")
     unit: Any = Field(default=None, description="What explanations are by; None: words, or sentences where eager.")
     metric: str = Field(default="unknown", description="What the nodes' scores are, when they are the index's own.")
+    max_calls: int | None = Field(
+        default=MAX_CALLS, description="Texts that are sent at most for a query where what embeds holds no model."
+    )
     surrogate: str | bool | None = Field(
         default=None, description="Why the scores are not this encoder's similarity; False: they are."
     )
@@ -57,7 +60,7 @@ class ExplanationPostprocessor(BaseNodePostprocessor):
             wrong = error.errors()[0]
             name, said = wrong["loc"][0], wrong["msg"].removeprefix("Input ")
             raise InvalidInput(f"{name} {said}, not {fields.get(str(name))!r}") from None
-        limits: dict[str, Any] = {"top": self.top, "time_limit": self.time_limit, "unit": self.unit}
+        limits: dict[str, Any] = {name: getattr(self, name) for name in ("top", "time_limit", "unit", "max_calls")}
         self._hit_explainer = HitExplainer(explain=self.explain, **limits)
         self._hit_explainer.prepare(self._search())
 
@@ -106,13 +109,7 @@ def _check(kind: type[BaseNodePostprocessor], fields: Mapping[str, Any]) -> None
     if unknown:
         own = ", ".join(name for name in kind.model_fields if name not in BaseNodePostprocessor.model_fields)
         raise InvalidInput(f"{kind.__name__} has no field {unknown[0]!r}: use {own}")
-    explainer = fields.get("explainer")
-    check_source(explainer)
-    if isinstance(explainer, BaseEmbedding) and not has_model(embedder_of(explainer)):
-        raise InvalidInput(
-            f"no SentenceTransformer was found in {type(explainer).__name__}: "
-            "pass explainer=Explainer(model) with the model that embeds the nodes"
-        )
+    check_source(fields.get("explainer"))
 
 
 def _at(rank: int, hit: Hit) -> Hit:

@@ -29,7 +29,13 @@ _CONTENT = "_node_content"  # where LlamaIndex writes a node, as JSON
 
 def embedder_of(model: object | None) -> Embedder | None:
     """An embedding model, as it is asked for vectors: past its cache, its rate limit and the traces of it."""
-    return None if model is None else Embedder(model, {"query": query_embedding, "document": text_embedding})
+    return None if model is None else Embedder(model, {"query": query_embedding, "document": text_embedding}, _uncached)
+
+
+def _uncached(model: Any) -> Any:
+    """The model without its cache: texts of ours are not kept among the user's. What is sent is limited and traced."""
+    has_cache = getattr(model, "embeddings_cache", None) is not None
+    return model.model_copy(update={"embeddings_cache": None}) if has_cache else model
 
 
 class SimpleEngine(Engine):

@@ -24,6 +24,7 @@ from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.results.precomputed import Precomputed
 from rag_explain.retrieval import (
+    MAX_CALLS,
     UNNAMED,
     Embedder,
     ExplainerSource,
@@ -33,7 +34,6 @@ from rag_explain.retrieval import (
     Search,
     after,
     check_source,
-    has_model,
     retriever_reason,
 )
 from rag_explain.types import Unit
@@ -51,9 +51,10 @@ class DocumentExplainer:
 
     Args:
         explainer: an Explainer, a model to make one from or its name, or a text embedder; None: the model of the text
-            embedder that gives the retriever its query, which then reads texts as that does.
+            embedder that gives the retriever its query, which then reads texts as that does. Where the embedders hold
+            none, their own vectors of edited texts explain: nothing is sent before an explanation is looked at.
         document_embedder: what embedded the documents, where that has a prefix, a suffix or fields of `meta` to embed.
-        explain, top, time_limit, unit: see `rag_explain.retrieval.HitExplainer`.
+        explain, top, time_limit, unit, max_calls: see `rag_explain.retrieval.HitExplainer`.
         metric: what the documents' scores are, by the name of a `rag_explain.results.metric.Metric`; None: found out,
             for the stores that tell.
         surrogate: why the documents were not chosen by this encoder's similarity alone; False: they were; None: found
@@ -71,13 +72,16 @@ class DocumentExplainer:
         unit: Unit | None = None,
         metric: str | None = None,
         surrogate: str | bool | None = None,
+        max_calls: int | None = MAX_CALLS,
     ) -> None:
         _check(explainer, document_embedder, surrogate)
         self.explainer: Any = str(explainer) if isinstance(explainer, Path) else explainer
         self.document_embedder = document_embedder
         self.explain, self.top, self.time_limit, self.unit = explain, top, time_limit, unit
         self.metric, self.surrogate = None if metric is None else Metric.named(metric).name, surrogate
-        self._hit_explainer = HitExplainer(explain=explain, top=top, time_limit=time_limit, unit=unit)
+        limits: dict[str, Any] = {"top": top, "time_limit": time_limit, "unit": unit, "max_calls": max_calls}
+        self._hit_explainer = HitExplainer(explain=explain, **limits)
+        self.max_calls = max_calls
         self._paired: PairedEmbedder | None = None
         self._is_warm = False
 
@@ -89,7 +93,7 @@ class DocumentExplainer:
                 "written: pass explainer= as the name or folder of the model, or leave it out"
             )
         names = ("explainer", "document_embedder", "explain", "top", "time_limit", "unit", "metric", "surrogate")
-        return default_to_dict(self, **{name: getattr(self, name) for name in names})
+        return default_to_dict(self, **{name: getattr(self, name) for name in (*names, "max_calls")})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> DocumentExplainer:
@@ -105,10 +109,9 @@ class DocumentExplainer:
             if hasattr(one, "warm_up"):
                 one.warm_up()
         search = self._search(upstream)
-        if search.source is None or (search.source is search.embedder and not has_model(search.embedder)):
-            name = "the pipeline before DocumentExplainer" if search.embedder is None else search.embedder.name
+        if search.source is None:
             raise InvalidInput(
-                f"no SentenceTransformer was found in {name}: "
+                "nothing that embeds was found in the pipeline before DocumentExplainer: "
                 "pass explainer=Explainer(model) with the model that embeds the documents, or the model's name"
             )
         self._hit_explainer.prepare(search)

@@ -133,6 +133,24 @@ class Embedders:
     def __init__(self, query: Any, document: Any) -> None:
         self.query, self.document = query, document
 
+    @property
+    def model(self) -> str:
+        """What the components say of their model."""
+        return f"{type(self.query).__name__} {getattr(self.query, 'model', '')}".strip()
+
+    @property
+    def dimensions(self) -> Any:
+        """How many they ask it for."""
+        return getattr(self.query, "dimensions", None)
+
+    def encode_query(self, texts: list[str]) -> list[Any]:
+        """(D, e), one after another: a text embedder takes one."""
+        return [_query(self, text) for text in texts]
+
+    def encode_document(self, texts: list[str]) -> list[Any]:
+        """(D, e), together where there is a document embedder."""
+        return [_document(self, text) for text in texts] if self.document is None else _documents(self, texts)
+
 
 class PairedEmbedder(Embedder):
     """Both embedding components, as they are asked for vectors of strings that have their suffix already."""
@@ -160,8 +178,12 @@ def _query(embedders: Embedders, text: str) -> Any:
 def _document(embedders: Embedders, text: str) -> Any:
     if embedders.document is None:
         return _with(embedders.query, prefix="", suffix="").run(text=text)["embedding"]
+    return _documents(embedders, [text])[0]
+
+
+def _documents(embedders: Embedders, texts: list[str]) -> list[Any]:
     embedder = _with(embedders.document, meta_fields_to_embed=[], suffix="")
-    return embedder.run(documents=[Document(content=text)])["documents"][0].embedding
+    return [one.embedding for one in embedder.run(documents=[Document(content=text) for text in texts])["documents"]]
 
 
 def _with(component: Any, **settings: Any) -> Any:

@@ -23,19 +23,17 @@ class Budget:
         if max_calls is not None and (max_calls := whole_number(max_calls, "max_calls")) < 0:
             raise InvalidInput(f"max_calls must be 0 or more texts, not {max_calls}")
         self.max_calls, self.sent = max_calls, 0
-        self._inner: ContextVar[tuple[Budget, ...]] = ContextVar("rag_explain_budget", default=())
 
     @property
     def left(self) -> float:
         """How many texts may still be sent."""
-        own = float("inf") if self.max_calls is None else self.max_calls - self.sent
-        return min([own, *(one.left for one in self._inner.get())])
+        return min(float("inf") if one.max_calls is None else one.max_calls - one.sent for one in self._all())
 
     def grant(self, wanted: int) -> int:
         """Count as many of these texts as may be sent; how many that are."""
         with _lock:
-            granted = int(min(wanted, self.left))
-            for one in (self, *self._inner.get()):
+            granted = int(max(0, min(wanted, self.left)))
+            for one in self._all():
                 one.sent += granted
             return granted
 
@@ -44,21 +42,28 @@ class Budget:
         with _lock:
             if count > self.left:
                 raise self.spent()
-            for one in (self, *self._inner.get()):
+            for one in self._all():
                 one.sent += count
 
     def spent(self) -> BudgetSpent:
         """What to raise when there is no more to send."""
-        limits = [one.max_calls for one in (self, *self._inner.get()) if one.max_calls is not None]
+        limits = [(one.max_calls - one.sent, one.max_calls) for one in self._all() if one.max_calls is not None]
         return BudgetSpent(
-            f"max_calls is spent ({min(limits)} texts): what was embedded until then is kept, raise it to go on"
+            f"max_calls is spent ({min(limits)[1]} texts): what was embedded until then is kept, raise it to go on"
         )
 
-    @contextmanager
-    def at_most(self, max_calls: int | None) -> Iterator[None]:
-        """Inside the block no more than this many texts are sent: for one query, say."""
-        token = self._inner.set((*self._inner.get(), Budget(max_calls)))
-        try:
-            yield
-        finally:
-            self._inner.reset(token)
+    def _all(self) -> tuple[Budget, ...]:
+        return tuple(dict.fromkeys((self, *_within.get())))
+
+
+_within: ContextVar[tuple[Budget, ...]] = ContextVar("rag_explain_budgets", default=())
+
+
+@contextmanager
+def at_most(budget: int | Budget | None) -> Iterator[None]:
+    """Inside the block no more than this many texts are sent, whatever embeds them; a `Budget` counts over blocks."""
+    token = _within.set((*_within.get(), budget if isinstance(budget, Budget) else Budget(budget)))
+    try:
+        yield
+    finally:
+        _within.reset(token)
