@@ -23,7 +23,7 @@ from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method, make
 from rag_explain.methods.base import by_unit
 from rag_explain.methods.slices import Slices, split
-from rag_explain.planner import BUCKET_TOKENS, DocumentPlanner
+from rag_explain.planner import DocumentPlanner
 from rag_explain.probes import Probes
 from rag_explain.query import PreparedQuery
 from rag_explain.results.comparison import Compared, Comparison
@@ -146,7 +146,8 @@ class Explainer(ProcessBound):
         probes = self._probes(fingerprint)
         with self.scorer.computing():
             asked = as_passage(query)
-            prepared = self._prepared(asked, fingerprint).by("whole" if whole else grouped)
+            query_in = partial(self._prepared(asked, fingerprint).by, "whole" if whole else grouped)
+            prepared = self._planner.device.with_room(query_in)
             planned = self._planner.explain(prepared, passages, ids, grouped)
         explanations = [
             self._explanation(query, passage, by_unit(pair, passage, grouped), fingerprint, probes)
@@ -270,8 +271,8 @@ class Explainer(ProcessBound):
             return []
         with self.scorer.computing():
             batch, unit = self.scorer.read(passages, role), known_unit(unit)
-            compute = partial(self.method.factor, unit=unit)
-            factors = batch.in_buckets(BUCKET_TOKENS, compute, self.method.passes(batch, unit))
+            device, passes = self._planner.device, self.method.passes(batch, unit)
+            factors = batch.in_buckets(device.size, device.sharing(partial(self.method.factor, unit=unit)), passes)
         return [factors[index] for index in range(len(texts))]
 
     def query_vector(self, query: str) -> NDArray[np.float32]:

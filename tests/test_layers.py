@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rag_explain"
 
 # Every module, from the bottom up: each knows only modules that stand before it. A package stands after its modules.
 LAYERS = """
-    errors _torch probes
+    errors _torch probes devices
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.stages results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.trust results.explanation results.highlights results.evidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rag_explain._torch import parts
+from rag_explain.devices import BatchSize, Device
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.identity import digest, tensors
 from rag_explain.encoder.probing import Observed, observe
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 Visitor = Callable[[int, Tensor], Tensor]
 # Texts that are tokenized together, and positions that are embedded together: they bound what is in memory at once.
-_EMBEDDED_AT_ONCE, _EMBEDDED_TOKENS = 512, 4096
+_EMBEDDED_AT_ONCE, _EMBEDDED = 512, BatchSize(4096)
 
 
 class SharedModel(ProcessBound):
@@ -94,7 +95,7 @@ class SharedModel(ProcessBound):
 
     def read(self, texts: Sequence[str | Passage], role: Role) -> Batch:
         """The texts as `encode_query` or `encode_document` reads them."""
-        return self.reader.read(as_passages(texts), role, self.device)
+        return self.reader.read(as_passages(texts), role)
 
     def norms(self, embeddings: Tensor) -> Tensor:
         """(D,): what each embedding is divided by in the score."""
@@ -108,11 +109,11 @@ class SharedModel(ProcessBound):
         if not texts:
             return np.zeros((0, 0), np.float32)
         self.watch.state()
-        embeddings: list[Tensor] = []
+        embeddings, device = list[Tensor](), Device(lambda: str(self.device))
         with torch.inference_mode():
             for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
                 batch = self.read(texts[first : first + _EMBEDDED_AT_ONCE], role)
-                found = batch.in_buckets(_EMBEDDED_TOKENS, self.run)
+                found = batch.in_buckets(_EMBEDDED, device.sharing(self._run))
                 embeddings += [found[index] for index in range(len(batch))]
             return self.vectors(torch.stack(embeddings))
 
@@ -152,8 +153,13 @@ class SharedModel(ProcessBound):
     @contextmanager
     def computing(self) -> Iterator[None]:
         """No autograd, inference mode or autocast of the caller's reaches into what runs here. All thread-local."""
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        kind, own = self.device.type, torch.autocast("cpu", enabled=False)  # numbers are finished in main memory
+        there = nullcontext() if kind == "cpu" else torch.autocast(kind, enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), own, there:
             yield
+
+    def _run(self, batch: Batch) -> Sequence[Tensor]:
+        return list(self.run(batch))
 
 
 class Encoder(SharedModel):
@@ -200,7 +206,7 @@ class Encoder(SharedModel):
         k = `n_blocks` is the output of the last block. `enter(name)` is told which module runs.
         """
         self.follow_device()
-        features = dict(batch.features)
+        features = dict(batch.to(self.device).features)
         # As `encode` runs it: what a module keeps from one pass is then fit for the next, recorded or not.
         mode = torch.inference_mode(not torch.is_grad_enabled())
         state = _Visit(visit)
@@ -263,7 +269,7 @@ class Encoder(SharedModel):
         with torch.no_grad(), setting(self._visitor, visit):
             batch = self.read(["a"], "query")
             try:
-                self._transformer(dict(batch.features))
+                self._transformer(dict(batch.to(self.device).features))
             except Exception as error:
                 raise UnsupportedModel(f"the model failed on a one-letter text: {error}") from error
         if not visit.calls:

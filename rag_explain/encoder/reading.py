@@ -31,7 +31,7 @@ class Reader:
         self._unknown = {self._tokenizer.unk_token, getattr(backend, "unk_token", None)} - {None}
         self._tokenizing = threading.Lock()
 
-    def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
+    def read(self, passages: Sequence[Passage], role: Role) -> Batch:
         """The texts with the prompt in front and the end cut off where the model cuts it."""
         prompt = self.prompt(role) or ""
         # Calling a tokenizer sets its padding and truncation, which two threads at once must not do.
@@ -61,7 +61,7 @@ class Reader:
             tokens=tuple(tokens),
             notices=tuple(notices),
             spans=tuple(places),
-            features={k: v.to(device) if isinstance(v, Tensor) else v for k, v in output.items()},
+            features=dict(output),
         )
 
     def prompt(self, role: Role) -> str | None:

@@ -48,6 +48,7 @@ class StaticEncoder(SharedModel):
 
     def rows(self, batch: Batch) -> Tensor:
         """(D, n, e): what each token gives to the embedding, its own vector as a share of the mean; 0 for padding."""
+        batch = batch.to(self.device)
         mask = batch.features["attention_mask"][..., None]
         weight: Tensor = self._first.embedding.weight
         rows: Tensor = weight[batch.features["input_ids"]].to(torch.promote_types(weight.dtype, torch.float32))
@@ -61,6 +62,7 @@ class StaticEncoder(SharedModel):
         mask = batch.features["attention_mask"].bool()
         counts = mask.sum(dim=1)
         features = {"input_ids": batch.features["input_ids"][mask], "offsets": counts.cumsum(0) - counts}
+        features = {name: value.to(self.device) for name, value in features.items()}
         for _, module in self._modules:
             features = module(features)
         embedding: Tensor = features["sentence_embedding"][:, : self._truncate_dim]
@@ -90,7 +92,7 @@ class StaticReader(Reader):
         self._unknown = {getattr(self._tokenizer.model, "unk_token", None)} - {None}
         self._noted = copy[0].tokenizer = _Noting(self._tokenizer)
 
-    def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
+    def read(self, passages: Sequence[Passage], role: Role) -> Batch:
         """The texts with the prompt in front; no special token, and cut off only where the tokenizer cuts."""
         prompt = self.prompt(role) or ""
         self._copy.preprocess([passage.string for passage in passages], prompt=prompt or None, task=role)
@@ -104,7 +106,7 @@ class StaticReader(Reader):
             is_cut = cut if found.overflowing else None
             notices.append(reading_notices(tokens[-1], passage, role, self._unknown, is_cut))
             places.append(tuple((start - len(prompt), end - len(prompt)) for start, end in found.offsets))
-        ids = [torch.tensor(found.ids, device=device) for found in self._noted.last]
+        ids = [torch.tensor(found.ids) for found in self._noted.last]
         mask = [torch.ones_like(one) for one in ids]
         features = {"input_ids": ids, "attention_mask": mask}
         return Batch(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rag_explain import pairing
+from rag_explain.devices import to_host
 from rag_explain.encoder.batch import Batch, Side
 from rag_explain.encoder.model import Encoder, check_hidden
 from rag_explain.factors import Array, Factors
@@ -73,16 +74,18 @@ class FrozenMethod(EncoderMethod):
 
     def freeze(self, batch: Batch) -> tuple[AffineMap, Tensor]:
         """The frozen encoder at these texts, and their embeddings (D, e)."""
+        here, batch = batch, batch.to(self.encoder.device)
         by_position = self.biases_by_position
         record = partial(freeze, self.encoder, batch, self.layer, self.rules, biases_by_position=by_position)
         # A query is short, and recording costs as much as computing; a document hides that, and lengths differ more.
-        alike = batch.alike() if batch.role == "query" else None
-        return record() if alike is None else self._structures.freeze(alike, batch.features["input_ids"], record)
+        alike = (here.alike() if here.role == "query" else None), self.encoder.device
+        return record() if alike[0] is None else self._structures.freeze(alike, batch.features["input_ids"], record)
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
         frozen, embeddings = self.freeze(batch)
         units, groups = batch.groups(unit)
         found, rest = frozen.rows(self.max_bytes, groups=groups)
+        found, rest, embeddings = to_host(found, rest, embeddings)
         rows = batch.unpad(found) if groups is None else [found[index, : len(own)] for index, own in enumerate(units)]
         norms = self.encoder.norms(embeddings)
         result = []
@@ -94,7 +97,7 @@ class FrozenMethod(EncoderMethod):
 
     def whole(self, query: Batch) -> Factors:
         """The query as one row: its embedding, which takes a plain forward pass."""
-        embedding = self.encoder.run(query)[0]
+        embedding = to_host(self.encoder.run(query)[0])[0]
         rows, rest, one = embedding[None], torch.zeros_like(embedding), {"tokens": (WHOLE,), "unit": "whole"}
         return self.build(query, 0, rows=rows, rest=rest, embedding=embedding, norm=self.encoder.norms(rows)[0], **one)
 
@@ -110,6 +113,7 @@ class FrozenMethod(EncoderMethod):
         cells = torch.cat([tokens, rest[..., None]], dim=-1)
         if len(asked) < len(block):
             cells = torch.cat([cells, torch.zeros_like(cells[:1])])
+        cells, embeddings = to_host(cells, embeddings)
         norms = self.encoder.norms(embeddings) * query.norm
         scores = pairing.scores(torch.as_tensor(query.embedding.copy()).to(embeddings), embeddings, norms)
         result = []

@@ -118,6 +118,7 @@ def reset_peak(index: int = 0) -> None:
 def _line() -> str:
     """The line of the library that runs (of whatever else, where there is none), and the model's own code below it."""
     frames = [frame for frame in traceback.extract_stack() if Path(frame.filename).parent != _SOURCE.parent]
+    frames = [frame for frame in frames if frame.name not in ("__torch_dispatch__", "__torch_function__", "record")]
     last = max((at for at, one in enumerate(frames) if _PACKAGE in Path(one.filename).parents), default=len(frames) - 1)
     owns = [Path(one.filename).stem for one in frames[last:] if _MODELS.intersection(Path(one.filename).parts)]
     line = f"{Path(frames[last].filename).name}:{frames[last].lineno} in {frames[last].name}"

@@ -196,7 +196,7 @@ bool waits(const std::string& name, const torch::jit::Stack& stack) {
       "aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::equal",
       "aten::unique_consecutive", "aten::is_nonzero"};
   if (always.count(name)) return true;
-  if (name != "aten::index" && name != "aten::index_put_" && name != "aten::_index_put_impl_") return false;
+  if (name != "aten::index_put_" && name != "aten::_index_put_impl_") return false; // `index` asks `nonzero`
   for (const auto& value : stack) {
     if (!value.isList()) continue;
     for (const auto& item : value.toListRef()) {
