@@ -101,10 +101,13 @@ def multiply(left: Array, documents: Sequence[Placed]) -> Iterator[tuple[list[Pl
     """`left` (m, h) times the documents' blocks, in their order: each panel with its product (m, rows)."""
     import torch
 
+    from rag_explain.devices import Attempt
+
     scratch: torch.Tensor | None = None
     half: torch.Tensor | None = None
-    for panel in _panels(documents):
-        device = panel[0].block.device
+
+    def multiplied(panel: Sequence[Placed], device: torch.device) -> Array:
+        nonlocal half, scratch
         if half is None or half.device != device:
             half, scratch = torch.from_numpy(left).to(device), None
         right = panel[0].block
@@ -113,7 +116,17 @@ def multiply(left: Array, documents: Sequence[Placed]) -> Iterator[tuple[list[Pl
             if scratch is None or len(scratch) < rows:
                 scratch = half.new_empty((max(rows, _CPU_ROWS), left.shape[1]))
             right = torch.cat([document.block for document in panel], out=scratch[:rows])
-        yield panel, torch.mm(half, right.to(half.dtype).T).cpu().numpy()
+        found: Array = torch.mm(half, right.to(half.dtype).T).cpu().numpy()
+        return found
+
+    for panel in _panels(documents):
+        device = panel[0].block.device
+        with Attempt(device) as attempt:
+            found = multiplied(panel, device)
+        if attempt.failed:  # factors are in main memory too
+            half = scratch = None
+            found = np.concatenate([product(left, one.factors.block) for one in panel], axis=1)
+        yield panel, found
 
 
 def _panels(documents: Sequence[Placed]) -> Iterator[list[Placed]]:

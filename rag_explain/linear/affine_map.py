@@ -61,6 +61,15 @@ class AffineMap:
         other.operations, other.hidden, other.embedding, other._biases = operations, hidden, embedding, None
         return other
 
+    def to(self, dtype: torch.dtype) -> AffineMap:
+        """The same map with coefficients and tangents in another precision; its embedding stays as it was."""
+        operations = list(map(copy.copy, self.operations))
+        for operation in operations:
+            operation.cast(dtype)
+        other = self.like(operations, self.hidden.to(dtype), self.embedding)
+        other._per_tangent = self._per_tangent * other.hidden.element_size() // self.hidden.element_size()
+        return other
+
     def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
         """Send tangents (B, D, n, h) forward: (B, D, e). Tangent `bias` also collects the biases of the rest."""
         return self._run(tangents, Workspace(), bias, keep=tangents)
