@@ -86,7 +86,7 @@ class Attempt:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> bool:
-        self.failed = error is not None and _is_full(error)
+        self.failed = error is not None and is_full(error)
         if self.failed:
             traceback.clear_frames(trace)  # they hold tensors, and the exception holds them
             self._clear()
@@ -151,12 +151,12 @@ class Device:
         return [one for half in halves for one in self._in_halves(compute, cast("Selectable[B]", half))]
 
     def with_room(self, compute: Callable[[], T]) -> T:
-        """What `compute` gives; where the device has no room for it, without what was kept there."""
+        """What `compute` gives; where the device has no room for it, once more without what was kept there."""
         name = self._name()
         device = torch.device(name)
         with Attempt(device):
             return compute()
-        _say(device, "what is kept there is dropped, and moved there again when it is needed")
+        _say(device, "what is kept there goes to main memory")
         self._make_room(name)
         empty_cache(device)
         with Attempt(device):
@@ -172,7 +172,8 @@ def empty_cache(device: torch.device) -> None:
         getattr(torch.get_device_module(device), "empty_cache", lambda: None)()
 
 
-def _is_full(error: BaseException) -> bool:
+def is_full(error: BaseException) -> bool:
+    """Whether the error says that a device has no room."""
     if isinstance(error, (torch.OutOfMemoryError, DeviceFull)):
         return True
     return isinstance(error, RuntimeError) and any(said in str(error).lower() for said in _FULL)

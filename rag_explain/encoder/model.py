@@ -64,7 +64,8 @@ class SharedModel(ProcessBound):
         self.name = name or model.model_card_data.base_model or type(model).__name__
         copied, is_shared = share(model, device)
         self._first = self._first_module(copied)
-        self.observed = observe(copied)
+        with _without_autocast(next(copied.parameters()).device):
+            self.observed = observe(copied)
         self.whole = make_working_copy(copied)
         # A copy that embeds as a framework does was made from the model that people hold, and may change.
         watched = getattr(model, "made_from", lambda: None)() or model
@@ -139,9 +140,9 @@ class SharedModel(ProcessBound):
     def _adopt(self, old: Tensor, new: Tensor) -> None:
         """The user's model has another tensor where the copy has `old`: share that one from now on."""
         for module in self.whole.modules():
-            for own in (parts(module)[1], module.__dict__):
+            for own in (*parts(module)[:2], module.__dict__):
                 own.update({key: new for key, value in own.items() if value is old})
-        self._buffers = list(self.whole.buffers())
+        self._parameters, self._buffers = list(self.whole.parameters()), list(self.whole.buffers())
 
     def follow_device(self) -> None:
         """Weights moved by `model.to(...)` are shared; the copy's own buffers must go along."""
@@ -153,9 +154,7 @@ class SharedModel(ProcessBound):
     @contextmanager
     def computing(self) -> Iterator[None]:
         """No autograd, inference mode or autocast of the caller's reaches into what runs here. All thread-local."""
-        kind, own = self.device.type, torch.autocast("cpu", enabled=False)  # numbers are finished in main memory
-        there = nullcontext() if kind == "cpu" else torch.autocast(kind, enabled=False)
-        with torch.inference_mode(False), torch.no_grad(), own, there:
+        with torch.inference_mode(False), torch.no_grad(), _without_autocast(self.device):
             yield
 
     def _run(self, batch: Batch) -> Sequence[Tensor]:
@@ -275,6 +274,14 @@ class Encoder(SharedModel):
         if not visit.calls:
             raise UnsupportedModel(f"no block of {type(self.transformer).__name__} was seen at work")
         return visit.calls
+
+
+@contextmanager
+def _without_autocast(device: torch.device) -> Iterator[None]:
+    """No autocast on a device, nor in main memory, where numbers are finished."""
+    there = nullcontext() if device.type == "cpu" else torch.autocast(device.type, enabled=False)
+    with torch.autocast("cpu", enabled=False), there:
+        yield
 
 
 def check_hidden(hidden: Tensor, batch: Batch) -> None:

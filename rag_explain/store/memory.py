@@ -23,6 +23,7 @@ class _Slot:
     placed: Placed
     device: str
     owners: set[bytes]
+    home: str  # the device to which it goes back from the CPU
 
 
 class Memory:
@@ -42,7 +43,7 @@ class Memory:
     def get(self, keys: Iterable[bytes], device: str = "cpu") -> dict[bytes, Placed]:
         """Those of the keys that are here, on `device` or, where that had no room, on the CPU.
 
-        What is on another device is moved: factors are in main memory too.
+        What is on another device is moved, and what had to leave this one comes back: factors are in main memory too.
         """
         found, elsewhere = {}, dict[bytes, tuple[Factors, Iterable[bytes]]]()
         with self._lock:
@@ -50,12 +51,12 @@ class Memory:
                 slot = self._slots.get(key)
                 if slot is None:
                     continue
-                if slot.device in (device, "cpu"):
+                if slot.device == device or (slot.device == "cpu" and slot.home != device):
                     self._slots.move_to_end(key)
                     found[key] = slot.placed
                 else:
                     elsewhere[key] = slot.placed.factors, slot.owners
-        return found | (self._put(elsewhere, device, again=True) if elsewhere else {})
+        return found | (self._put(elsewhere, device, moves=True) if elsewhere else {})
 
     def has(self, keys: Iterable[bytes]) -> set[bytes]:
         """Those of the keys that are here, on any device."""
@@ -73,27 +74,26 @@ class Memory:
         return self._put(new, device)
 
     def _put(
-        self, new: Mapping[bytes, tuple[Factors, Iterable[bytes]]], device: str, *, again: bool = False
+        self, new: Mapping[bytes, tuple[Factors, Iterable[bytes]]], device: str, *, moves: bool = False
     ) -> dict[bytes, Placed]:
-        """Keep factors on `device`; `again` what is kept elsewhere, unless it was forgotten meanwhile."""
-        every, device = self._reside([factors for factors, _ in new.values()], device)
+        """Keep factors on `device`, or move there what is kept elsewhere unless it was forgotten meanwhile."""
+        every, device = self._reside([factors for factors, _ in new.values()], device, may_displace=not moves)
         limit = self.max_bytes(device)
         with self._lock:
             for (key, (_, owners)), placed in zip(new.items(), every, strict=True):
-                if again and key not in self._slots:
+                if moves and key not in self._slots:
                     continue
-                owners = self._slots[key].owners if again else owners
+                owners = self._slots[key].owners if moves else owners
                 self._drop(key)
                 if placed.nbytes <= limit:
-                    self._slots[key] = _Slot(placed, device, set(owners))
+                    self._slots[key] = _Slot(placed, device, set(owners), device)
                     self._bytes[device] += placed.nbytes
                     self._evict(device, limit)
         return dict(zip(new, every, strict=True))
 
     def make_room(self, device: str) -> None:
-        """Let go of everything on a device: it has no room for what is computed now."""
-        with self._lock:
-            self._evict(device, 0)
+        """Keep in main memory what is on a device: that has no room for what is computed now."""
+        self._displace(device, 1)
 
     def link(self, key: bytes, owners: Iterable[bytes]) -> bool:
         """Give what is kept under `key` these owners; False when all of them are known to own it already."""
@@ -140,7 +140,7 @@ class Memory:
                 for device, size in self._bytes.items()
             }
 
-    def _reside(self, factors: Sequence[Factors], device: str) -> tuple[list[Placed], str]:
+    def _reside(self, factors: Sequence[Factors], device: str, may_displace: bool) -> tuple[list[Placed], str]:
         """Factors as blocks on `device`; without room there, half of ours goes, then the CPU serves."""
         import torch
 
@@ -148,14 +148,23 @@ class Memory:
 
         placed, there = [Placed.on_host(one) for one in factors], torch.device(device)
         if there.type != "cpu":
-            for clear in (partial(self._halve, device), lambda: None):
+            for clear in (partial(self._displace, device, 2), lambda: None) if may_displace else (lambda: None,):
                 with Attempt(there, clear):
                     return place(placed, there, self._is_half), device
         return placed, "cpu"
 
-    def _halve(self, device: str) -> None:
+    def _displace(self, device: str, part: int) -> None:
+        """Move the 1/`part` of the bytes on a device that was used longest ago to main memory."""
         with self._lock:
-            self._evict(device, self._bytes[device] // 2)
+            left = self._bytes[device] - self._bytes[device] // part
+            there = [(key, slot) for key, slot in self._slots.items() if slot.device == device != "cpu"]
+            for key, slot in there:
+                if self._bytes[device] <= left:
+                    break
+                self._bytes[device] -= slot.placed.nbytes
+                slot.placed, slot.device = Placed.on_host(slot.placed.factors), "cpu"
+                self._bytes["cpu"] += slot.placed.nbytes
+            self._evict("cpu", self.max_bytes("cpu"))
 
     def _evict(self, device: str, limit: int) -> None:
         while self._bytes[device] > limit:

@@ -206,7 +206,7 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
         return ready
 
     def make_room(self, device: str) -> None:
-        """Let go of what memory holds on a device."""
+        """Keep in main memory what is on a device, until it is asked for there again."""
         self._memory.make_room(device)
 
     def link(self, documents: Sequence[tuple[bytes, Sequence[str]]]) -> None:

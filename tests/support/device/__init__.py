@@ -18,7 +18,7 @@ import traceback
 import types
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -57,6 +57,11 @@ class Seen:
         return ", ".join(f"{self.counts[kind]} {kind}" for kind in COUNTS)
 
 
+def build() -> None:
+    """Build the device where that was not done yet; `NoDevice` says why it cannot be had."""
+    _library()
+
+
 @cache
 def install() -> str:
     """Build and register the device; its name. `NoDevice` says why it cannot be had."""
@@ -71,20 +76,24 @@ def install() -> str:
 
 
 @contextmanager
-def watched(*, lines: bool = True) -> Iterator[Seen]:
-    """Count what happens on the device in the block, in all threads; with `lines`, also where."""
+def watched(*, lines: bool = True, operations: bool = False) -> Iterator[Seen]:
+    """Count what happens on the device in the block, in all threads; with `lines`, also where.
+
+    With `operations` every operation by its name, and not only what the host waits for.
+    """
     extension, seen = _extension(), Seen()
     before = extension.counts()
 
     def note(kind: int, size: int, name: str) -> None:
-        seen.lines.append((COUNTS[kind], f"{_line()}{name and f' ({name})'}", size))
+        here = name if COUNTS[kind] == "operation" else f"{_line()}{name and f' ({name})'}"
+        seen.lines.append((COUNTS[kind], here, size))
 
     if lines:
-        extension.watch(note)
+        extension.watch(note, operations)
     try:
         yield seen
     finally:
-        extension.watch(None)
+        extension.watch(None, False)
         seen.counts.update({kind: now - then for kind, now, then in zip(COUNTS, extension.counts(), before, strict=True)})
 
 
@@ -126,22 +135,27 @@ def _line() -> str:
 
 
 @cache
-def _extension() -> Any:
+def _library() -> Path:
+    """The built device, in a folder of its own for each version of what it is made of."""
     import torch
 
     key = hashlib.sha256(_SOURCE.read_bytes() + f"{torch.__version__} {sys.version}".encode()).hexdigest()[:16]
-    cache_root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache_root / "rag_explain_test_device" / key
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.gettempdir()) / f"rag_explain_test_device_{os.getuid()}" / key
-        folder.mkdir(parents=True, exist_ok=True)
-    library = folder / f"toy_device{sysconfig.get_config_var('EXT_SUFFIX')}"
-    with FileLock(folder / "lock"):  # workers side by side: one builds, the others wait for it
-        if not library.exists():
-            _build(library)
-    spec = importlib.util.spec_from_file_location("toy_device", library)
+    folders = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path(tempfile.gettempdir())]
+    for root in folders:
+        folder = root / f"rag_explain_test_device_{os.getuid()}" / key
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            library = folder / f"toy_device{sysconfig.get_config_var('EXT_SUFFIX')}"
+            with FileLock(folder / "lock"):  # workers side by side: one builds, the others wait for it
+                if not library.exists():
+                    _build(library)
+            return library
+    raise NoDevice(f"no folder to build the test device in: tried {' and '.join(map(str, folders))}")
+
+
+@cache
+def _extension() -> Any:
+    spec = importlib.util.spec_from_file_location("toy_device", _library())
     assert spec is not None
     assert spec.loader is not None
     extension = importlib.util.module_from_spec(spec)

@@ -33,12 +33,12 @@ py::object& watcher() { // what is told of every transfer; never destroyed, sinc
   static auto* one = new py::object(py::none());
   return *one;
 }
-std::atomic<bool> is_watched{false};
+std::atomic<bool> is_watched{false}, is_every_watched{false}; // every: operations too
 
 void note(Event event, int64_t bytes = 0, const char* name = "") {
   if (in_fallback) return;
   counts[event]++;
-  if (event == kOperation || !is_watched) return;
+  if (!is_watched || (event == kOperation && !is_every_watched)) return;
   py::gil_scoped_acquire gil;
   if (!watcher().is_none()) watcher()(static_cast<int>(event), bytes, std::string(name));
 }
@@ -208,9 +208,27 @@ bool waits(const std::string& name, const torch::jit::Stack& stack) {
   return false;
 }
 
+// As a graphics card has it: numbers, and indices in main memory, may come from anywhere, and nothing else.
+void refuse_mixed(const std::string& name, const torch::jit::Stack& stack) {
+  if (name == "aten::index" || name == "aten::index_put_" || name == "aten::_index_put_impl_") return;
+  std::optional<c10::Device> first;
+  const auto look = [&](const c10::IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined() || value.toTensor().dim() == 0) return;
+    const auto device = value.toTensor().device();
+    TORCH_CHECK(!first || *first == device, "Expected all tensors to be on the same device, but ", name, " was given ",
+                first.value_or(device), " and ", device);
+    first = device;
+  };
+  for (const auto& value : stack) {
+    if (value.isList()) for (const auto& item : value.toListRef()) look(item);
+    else look(value);
+  }
+}
+
 void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& name = op.schema().name();
-  note(kOperation);
+  refuse_mixed(name, torch::jit::Stack(stack->end() - op.schema().arguments().size(), stack->end()));
+  note(kOperation, 0, name.c_str());
   if (waits(name, *stack)) note(kSize, 0, name.c_str());
   struct Inside {
     bool before = in_fallback;
@@ -256,8 +274,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     at::RegisterPrivateUse1HooksInterface(&hooks);
   });
   m.def("counts", [] { return std::vector<int64_t>(counts, counts + kEvents); });
-  m.def("watch", [](py::object one) {
+  m.def("watch", [](py::object one, bool every) {
     is_watched = !one.is_none();
+    is_every_watched = every;
     watcher() = std::move(one);
   });
   m.def("allocated", [](int index) { return allocated[index].load(); });
