@@ -34,7 +34,7 @@ class Selectable(Protocol[B]):
 # On a CPU products are big ones at this size, and what is larger leaves the cache.
 _CPU_BYTES, _CPU_POSITIONS, _CPU_UNEVEN = 48 * 2**20, 2048, 1.25
 # On any other device a launch costs more than some padding, and nothing is gained any more beyond these.
-_MOST_BYTES, _MOST_POSITIONS, _UNEVEN = 2**32, 2**16, 2.0
+_MOST_BYTES, _MOST_POSITIONS, _UNEVEN, _UNFILLED = 2**32, 2**16, 2.0, 2**12
 _SHARE = 4  # the part of the free memory that one batch may take: there may be several threads
 _UNKNOWN_ROOM = 2**31  # of a device that does not tell
 _POSITION_BYTES = 2**18  # what a recorded pass keeps of one position in a small encoder, about
@@ -66,10 +66,14 @@ def room_for_tangents(device: torch.device) -> int:
 
 
 class BatchSize(NamedTuple):
-    """Which texts travel together: `positions` at most, whose lengths differ by a factor of `uneven` at most."""
+    """Which texts travel together: `positions` at most, and above `unfilled` lengths that differ by `uneven` at most.
+
+    Padding costs a device nothing as long as it is not filled.
+    """
 
     positions: int
     uneven: float = _CPU_UNEVEN
+    unfilled: int = 0
 
 
 class Attempt:
@@ -101,7 +105,7 @@ def in_parts(
 
     `clear` lets go of what `compute` keeps for the next part.
     """
-    start = 0
+    start, failed_alone = 0, -1
     while start < count:
         stop = min(start + step, count)
         with Attempt(device, clear) as attempt:
@@ -109,8 +113,9 @@ def in_parts(
         if not attempt.failed:
             start = stop
             continue
-        if step == 1:
+        if failed_alone == start:  # with all of the room that there is
             raise DeviceFull(f"the device {device} has no room for a single tangent of these texts")
+        failed_alone = start if step == 1 else -1
         step = (min(step, count) + 1) // 2
         _say(device, "fewer tangents travel together")
 
@@ -133,7 +138,7 @@ class Device:
         if device.type == "cpu":
             return BatchSize(_CPU_POSITIONS)
         room = free_bytes(device) // _SHARE // _POSITION_BYTES
-        return BatchSize(min(_MOST_POSITIONS, max(_CPU_POSITIONS, room)), _UNEVEN)
+        return BatchSize(min(_MOST_POSITIONS, max(_CPU_POSITIONS, room)), _UNEVEN, _UNFILLED)
 
     def sharing(self, compute: Callable[[B], Sequence[T]]) -> Callable[[Selectable[B]], list[T]]:
         """`compute` for the texts of a batch: together, or in halves where the device has no room for that."""

@@ -154,9 +154,9 @@ class Batch:
         shortest = longest = 0
         for index in sorted(range(len(self)), key=lambda i: (rows[i], lengths[i])):
             low, high = min(shortest, lengths[index]), max(longest, lengths[index])
-            crowded = high * rows[index] * (len(bucket) + 1) > size.positions
+            filled = high * rows[index] * (len(bucket) + 1)
             uneven = high > size.uneven * low + 4 or (bucket and rows[index] > size.uneven * rows[bucket[0]])
-            if bucket and (crowded or uneven):
+            if bucket and (filled > size.positions or (uneven and filled > size.unfilled)):
                 yield bucket
                 bucket = []
             shortest, longest = (low, high) if bucket else (lengths[index], lengths[index])

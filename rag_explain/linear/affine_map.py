@@ -188,6 +188,7 @@ class AffineMap:
                 tangents = values * entering.choose(start, stop).unsqueeze(-1)  # the last one, the rest's, is zero: no such group
                 bias = -1 if stop > count else None
                 result[start:stop] = self._run(tangents, space, bias, entering=entering)
+            space.take_back()
 
         in_parts(tangents_in_all, step, values.device, push, space.clear)
         return result[:count].transpose(0, 1), result[count]
@@ -203,6 +204,7 @@ class AffineMap:
         def pull(start: int, stop: int) -> None:
             entered = tokens[start:stop].zero_()
             entered += (self.pull(cotangents[start:stop], space, entered) * values).sum(dim=-1)
+            space.take_back()
 
         in_parts(len(cotangents), step, values.device, pull, space.clear)
         return tokens, self.rest(cotangents)
