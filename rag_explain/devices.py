@@ -1,7 +1,8 @@
 """The device that computes: what crosses to it and back, how much room it has, and what happens when that is spent.
 
 A graphics card computes while Python goes on, so that each tensor or number that is read from it is a wait, and each
-small operation costs its launch. What people look at crosses once per batch, and batches are as large as the room allows.
+small operation costs its launch. What people look at crosses once per batch, and batches are as large as the room
+allows.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from typing import NamedTuple, Protocol, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
-from rag_explain.errors import DeviceFull
+from rag_explain.errors import DeviceFull, first_line
 
 T = TypeVar("T")
 B = TypeVar("B")
+C = TypeVar("C", covariant=True)
 log = logging.getLogger("rag_explain.devices")
 
 
-class Selectable(Protocol[B]):
+class Selectable(Protocol[C]):
     """A batch of texts of which some can be taken."""
 
     def __len__(self) -> int: ...
 
-    def select(self, indices: Sequence[int]) -> B: ...
+    def select(self, indices: Sequence[int]) -> C: ...
 
 
 # On a CPU products are big ones at this size, and what is larger leaves the cache.
@@ -63,6 +65,35 @@ def free_bytes(device: torch.device) -> int:
 def room_for_tangents(device: torch.device) -> int:
     """The bytes that tangents on their way may take unless a caller says so."""
     return _CPU_BYTES if device.type == "cpu" else min(_MOST_BYTES, free_bytes(device) // _SHARE)
+
+
+def missing(name: str) -> str | None:
+    """What keeps this machine from computing on a device, in one sentence; None where nothing does."""
+    try:
+        device = torch.device(name)
+        module = torch.get_device_module(device)
+    except (RuntimeError, TypeError):
+        return f"torch {torch.__version__} knows no device of that name: use cpu, cuda, mps or xpu"
+    if device.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} was built without CUDA: install the build for your card, see pytorch.org"
+    if not getattr(module, "is_available", lambda: True)():
+        return f"torch {torch.__version__} can compute there and finds no such device: look for a card and its driver"
+    count = getattr(module, "device_count", lambda: 1)()
+    if device.type != "cpu" and (device.index or 0) >= count:
+        return f"this machine has {count} of them, counted from 0"
+    try:
+        torch.zeros(1, device=device).cpu()
+    except Exception as error:  # whatever a driver, or a device without memory, makes torch raise
+        return f"a first tensor there failed ({first_line(error)})"
+    return None
+
+
+def described(name: str) -> str:
+    """A device that is there, for people: its name, and how much memory is free."""
+    device = torch.device(name)
+    module = torch.get_device_module(device)
+    card = f" ({module.get_device_name(device)})" if hasattr(module, "get_device_name") else ""
+    return name if device.type == "cpu" else f"{name}{card}, {free_bytes(device) / 2**30:.1f} GB free"
 
 
 class BatchSize(NamedTuple):

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rag_explain.encoder.batch import Batch
 from rag_explain.devices import BatchSize, to_host
+from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.chunking import LONGEST_WINDOW
 from rag_explain.errors import InvalidInput, in_words, whole_number
 from rag_explain.results.evidence import Evidence

@@ -47,7 +47,7 @@ _BUILT: dict[Unit, Unit] = {"token": "token", "word": "token", "sentence": "sent
 
 
 class DocumentPlanner:
-    """The documents of one scorer and method, over a store; `policy` decides which are built, and `device` how many at once.
+    """The documents of one scorer and method, over a store; `policy` says which are built, `device` how many at once.
 
     Provenance of a pair is its path ("memory", "disk", "remote", "cold", "built" or "pair") and seconds.
     """

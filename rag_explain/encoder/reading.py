@@ -4,9 +4,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rag_explain.encoder.batch import Batch, used_positions
 from rag_explain.encoder.unread import reading_notices
 from rag_explain.errors import InvalidInput

@@ -153,8 +153,8 @@ class AffineMap:
         Args:
             max_bytes: that tangents on their way may take; None: what suits the device.
             weights: (D, n, h) replaces the hidden values, for paths that do not start at 0.
-            groups: (D, n), in main memory, makes one row of all tokens with the same number, in 0..G-1, and none of those with -1. Rows
-                are then (D, G, e), the sums of the tokens' rows, at the cost of G + 1 tangents.
+            groups: (D, n), in main memory, makes one row of all tokens with the same number, in 0..G-1, and none of
+                those with -1. Rows are then (D, G, e), the sums of the tokens' rows, at the cost of G + 1 tangents.
         """
         count = self.hidden.shape[1] if groups is None else _count(groups)
         if count + 1 > self.embedding.shape[-1]:  # more rows than dimensions: the other way is shorter
@@ -185,7 +185,9 @@ class AffineMap:
 
         def push(start: int, stop: int) -> None:
             with torch.inference_mode():  # many small operations: torch does less around each
-                tangents = values * entering.choose(start, stop).unsqueeze(-1)  # the last one, the rest's, is zero: no such group
+                tangents = values * entering.choose(start, stop).unsqueeze(
+                    -1
+                )  # the last one, the rest's, is zero: no such group
                 bias = -1 if stop > count else None
                 result[start:stop] = self._run(tangents, space, bias, entering=entering)
             space.take_back()

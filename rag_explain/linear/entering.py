@@ -85,9 +85,9 @@ class Entering:
             # torch adds rows five times as fast by 32-bit numbers. Moved once for all tangents.
             kind = torch.int32 if rows.max(initial=0) < 2**31 else None
             self._found[key] = groups, torch.as_tensor(rows, dtype=kind).to(self._groups.device)
-        groups, rows = self._found[key]
-        first, last = np.searchsorted(groups, self._ends)
-        index, chosen = rows[:, first:last]
+        owned, every = self._found[key]
+        first, last = np.searchsorted(owned, self._ends)
+        index, chosen = every[:, first:last]
         start = self._ends[0] * len(positions)
         self._here[key] = (index - start if start else index), chosen
         return self._here[key]

@@ -34,8 +34,8 @@ class BiLRP(FrozenMethod):
     """`bilrp`: exact second-order LRP. The rest is computed from the biases, so the sum is a check that can fail.
 
     `rules` are those of the BiLRP papers (default), or AttnLRP's. `biases` are counted for the token at whose position
-    they enter ("position"), or in the rest ("apart", as in the papers). With `precision` tangents are in "fp16" or "bf16":
-    the error of each text is measured and kept, and one above 2 % is refused.
+    they enter ("position"), or in the rest ("apart", as in the papers). With `precision` tangents are in "fp16" or
+    "bf16": the error of each text is measured and kept, and one above 2 % is refused.
     """
 
     name = "bilrp"

@@ -82,13 +82,14 @@ class FrozenMethod(EncoderMethod):
 
     def freeze(self, batch: Batch) -> tuple[AffineMap, Tensor]:
         """The frozen encoder at these texts, and their embeddings (D, e)."""
-        here, batch = batch, batch.to(self.encoder.device)
-        by_position = self.biases_by_position
-        record = partial(freeze, self.encoder, batch, self.layer, self.rules, biases_by_position=by_position)
         # A query is short, and recording costs as much as computing; a document hides that, and lengths differ more.
-        alike = (here.alike() if here.role == "query" else None), self.encoder.device
-        tokens = batch.features.get("input_ids")
-        frozen, embeddings = record() if alike[0] is None else self._structures.freeze(alike, tokens, record)
+        alike, device = batch.alike() if batch.role == "query" else None, self.encoder.device
+        there, by_position = batch.to(device), self.biases_by_position
+        record = partial(freeze, self.encoder, there, self.layer, self.rules, biases_by_position=by_position)
+        if alike is None:
+            frozen, embeddings = record()
+        else:
+            frozen, embeddings = self._structures.freeze((alike, device), there.features["input_ids"], record)
         return (frozen if self.dtype is None else frozen.to(self.dtype)), embeddings
 
     def factor(self, batch: Batch, unit: Unit) -> list[Factors]:
@@ -109,9 +110,10 @@ class FrozenMethod(EncoderMethod):
     def _accepted(self, error: float) -> float:
         """The error of one text; in a lower precision it may be too large for this one and small for another."""
         if self.dtype is not None and not error <= HALF_TOLERANCE:
+            name = str(self.dtype).removeprefix("torch.")
             raise CheckFailed(
-                f"{self.name} in {str(self.dtype).removeprefix('torch.')} misses the embedding of a text by {error:.1%}, "
-                f"and {HALF_TOLERANCE:.0%} is the most that is shown: leave out precision, or use another one"
+                f"{self.name} in {name} misses the embedding of a text by {error:.1%}, and {HALF_TOLERANCE:.0%} is the "
+                "most that is shown: leave out precision, or use another one"
             )
         return error
 

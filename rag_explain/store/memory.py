@@ -32,9 +32,7 @@ class Memory:
     With `is_half`, blocks take half of the memory on a device that is not the CPU, where factors are in float32 anyway.
     """
 
-    def __init__(
-        self, max_bytes: int | Mapping[str, int] = DEFAULT_MEMORY_BYTES, *, is_half: bool = False
-    ) -> None:
+    def __init__(self, max_bytes: int | Mapping[str, int] = DEFAULT_MEMORY_BYTES, *, is_half: bool = False) -> None:
         self._max_bytes, self._is_half = max_bytes, is_half
         self._lock = threading.Lock()
         self._slots: OrderedDict[bytes, _Slot] = OrderedDict()  # of all devices; the last was used last
@@ -157,8 +155,7 @@ class Memory:
         """Move the 1/`part` of the bytes on a device that was used longest ago to main memory."""
         with self._lock:
             left = self._bytes[device] - self._bytes[device] // part
-            there = [(key, slot) for key, slot in self._slots.items() if slot.device == device != "cpu"]
-            for key, slot in there:
+            for slot in [slot for slot in self._slots.values() if slot.device == device != "cpu"]:
                 if self._bytes[device] <= left:
                     break
                 self._bytes[device] -= slot.placed.nbytes

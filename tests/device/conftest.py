@@ -1,5 +1,7 @@
-"""Tests on the device of `tests.support.device`, which torch knows for the rest of a process: `tests/test_device.py` runs
-each file here in a process of its own, so that no other test meets it."""
+"""Tests on the device of `tests.support.device`, which torch knows for the rest of a process.
+
+`tests/test_device.py` runs each file here in a process of its own, so that no other test meets it.
+"""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from rag_explain import Explainer, Explanation
+from rag_explain.cli import main
 from rag_explain.errors import CheckFailed, InvalidInput
 from rag_explain.scorers.static import Static
-from tests.support.models import ARCHITECTURES, CORPUS, TEXTS, colbert, static, tiny
+from tests.support.models import ARCHITECTURES, CORPUS, TEXTS, colbert, folder, static, tiny
 
 QUERY = "Where did the cat look?"
 METHODS = ("bilrp", "hxp", "ij", "pooled", "occlusion", "alignment", "bti", "embeddings", "gradient")
@@ -162,7 +163,17 @@ def test_tangents_in_half_precision_are_measured_and_kept(where: str) -> None:
 
 def test_an_error_above_two_percent_is_refused(toy: str) -> None:
     model = tiny("bert", dtype=torch.float32).to(toy)
-    with pytest.raises(CheckFailed, match="bfloat16 misses the embedding of a text by .*leave out precision"):
+    with pytest.raises(CheckFailed, match=r"bfloat16 misses the embedding of a text by .*leave out precision"):
         Explainer(model, precision="bf16").factor(CORPUS)  # random weights, far from what eight bits can carry
     with pytest.raises(InvalidInput, match="'fp16' or 'bf16'"):
         Explainer(model, precision="int8")
+
+
+def test_the_doctor_examines_a_model_on_the_device(toy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(folder("bert")), "--device", toy]) == 0
+    seen = " ".join(capsys.readouterr().out.split())
+    assert "toy, " in seen
+    assert "GB free" in seen
+    assert "push = pull" in seen
+    assert main(["doctor", str(folder("bert")), "--device", "toy:2"]) == 1
+    assert "this machine has 2 of them, counted from 0" in " ".join(capsys.readouterr().out.split())

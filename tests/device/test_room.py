@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import numpy as np
@@ -24,7 +25,9 @@ DOCUMENTS = [f"{' '.join(CORPUS[number % 5 :])[: 200 + number * 7]} {number}" fo
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[np.ndarray]]:
     here = Explainer(tiny("bert", dtype=torch.float32))
-    return {unit: [one.matrix for one in here.explain_many(QUERY, DOCUMENTS, unit=unit)] for unit in ("word", "sentence")}
+    return {
+        unit: [one.matrix for one in here.explain_many(QUERY, DOCUMENTS, unit=unit)] for unit in ("word", "sentence")
+    }
 
 
 @pytest.fixture
@@ -114,6 +117,7 @@ def test_a_text_that_is_too_long_for_the_room_does_not_stop_the_others(there: Ex
 
 
 def test_ten_thousand_documents_stay_within_the_budget(toy: str) -> None:
+    gc.collect()  # of what other tests left
     random, budget = np.random.default_rng(0), 2**22
     memory, before = Memory({toy: budget, "cpu": 2**21}), device.allocated()
     tokens = tuple(Token(str(number), number, number + 1) for number in range(4))

@@ -94,7 +94,9 @@ def watched(*, lines: bool = True, operations: bool = False) -> Iterator[Seen]:
         yield seen
     finally:
         extension.watch(None, False)
-        seen.counts.update({kind: now - then for kind, now, then in zip(COUNTS, extension.counts(), before, strict=True)})
+        seen.counts.update(
+            {kind: now - then for kind, now, then in zip(COUNTS, extension.counts(), before, strict=True)}
+        )
 
 
 @contextmanager

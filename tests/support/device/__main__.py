@@ -47,6 +47,11 @@ def counted(explainer: Explainer) -> dict[str, device.Seen]:
 
 
 def main() -> None:
+    try:
+        device.build()
+    except device.NoDevice as reason:
+        print(f"SKIPPED: the transfers of the test device: {reason}")
+        return
     explainer = Explainer(tiny("bert", dtype=torch.float32).to(device.install()))
     rows = {name: seen.counts for name, seen in counted(explainer).items()}
     print(f"{'':26}" + "".join(f"{kind:>11}" for kind in device.COUNTS))
