@@ -108,12 +108,12 @@ class BatchSize(NamedTuple):
 
 
 class Attempt:
-    """`with Attempt(device) as attempt: ...`, and then `attempt.failed` says whether the device had no room for it.
+    """`with Attempt(lambda: device) as attempt: ...`, and then `attempt.failed` says whether it had no room for that.
 
     What was computed before that is let go of, so that all of the device's room is there for the next attempt.
     """
 
-    def __init__(self, device: torch.device, clear: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, device: Callable[[], torch.device], clear: Callable[[], None] = lambda: None) -> None:
         self._device, self._clear = device, clear
         self.failed = False
 
@@ -121,11 +121,13 @@ class Attempt:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> bool:
-        self.failed = error is not None and is_full(error)
+        if error is None:
+            return False
+        self.failed = is_full(error)
         if self.failed:
             traceback.clear_frames(trace)  # they hold tensors, and the exception holds them
             self._clear()
-            empty_cache(self._device)
+            empty_cache(self._device())
         return self.failed
 
 
@@ -139,7 +141,7 @@ def in_parts(
     start, failed_alone = 0, -1
     while start < count:
         stop = min(start + step, count)
-        with Attempt(device, clear) as attempt:
+        with Attempt(lambda: device, clear) as attempt:
             compute(start, stop)
         if not attempt.failed:
             start = stop
@@ -179,7 +181,7 @@ class Device:
         whole, device = partial(compute, cast("B", batch)), torch.device(self._name())
         if len(batch) == 1:
             return list(self.with_room(whole))
-        with Attempt(device):
+        with Attempt(lambda: device):
             return list(whole())
         _say(device, "fewer texts are computed together")
         middle = len(batch) // 2
@@ -188,14 +190,14 @@ class Device:
 
     def with_room(self, compute: Callable[[], T]) -> T:
         """What `compute` gives; where the device has no room for it, once more without what was kept there."""
+        with Attempt(lambda: torch.device(self._name())):
+            return compute()
         name = self._name()
         device = torch.device(name)
-        with Attempt(device):
-            return compute()
         _say(device, "what is kept there goes to main memory")
         self._make_room(name)
         empty_cache(device)
-        with Attempt(device):
+        with Attempt(lambda: device):
             return compute()
         raise DeviceFull(
             f"the device {name} is out of memory with one text: free some of it, or use another device, such as cpu"

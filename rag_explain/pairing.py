@@ -121,7 +121,7 @@ def multiply(left: Array, documents: Sequence[Placed]) -> Iterator[tuple[list[Pl
 
     for panel in _panels(documents):
         device = panel[0].block.device
-        with Attempt(device) as attempt:
+        with Attempt(lambda: panel[0].block.device) as attempt:  # noqa: B023  # asked at once
             found = multiplied(panel, device)
         if attempt.failed:  # factors are in main memory too
             half = scratch = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
@@ -64,7 +64,10 @@ class SharedModel(ProcessBound):
         self.name = name or model.model_card_data.base_model or type(model).__name__
         copied, is_shared = share(model, device)
         self._first = self._first_module(copied)
-        with _without_autocast(next(copied.parameters()).device):
+        kinds = {"cpu", next(copied.parameters()).device.type}
+        with ExitStack() as modes:
+            for kind in kinds:
+                modes.enter_context(torch.autocast(kind, enabled=False))
             self.observed = observe(copied)
         self.whole = make_working_copy(copied)
         # A copy that embeds as a framework does was made from the model that people hold, and may change.
@@ -153,8 +156,13 @@ class SharedModel(ProcessBound):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """No autograd, inference mode or autocast of the caller's reaches into what runs here. All thread-local."""
-        with torch.inference_mode(False), torch.no_grad(), _without_autocast(self.device):
+        """No autograd, inference mode or autocast of the caller's reaches into what runs here. All thread-local.
+
+        Nor an autocast of main memory's, where numbers are finished.
+        """
+        kind = self.device.type
+        there = nullcontext() if kind == "cpu" else torch.autocast(kind, enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), there:
             yield
 
     def _run(self, batch: Batch) -> Sequence[Tensor]:
@@ -274,14 +282,6 @@ class Encoder(SharedModel):
         if not visit.calls:
             raise UnsupportedModel(f"no block of {type(self.transformer).__name__} was seen at work")
         return visit.calls
-
-
-@contextmanager
-def _without_autocast(device: torch.device) -> Iterator[None]:
-    """No autocast on a device, nor in main memory, where numbers are finished."""
-    there = nullcontext() if device.type == "cpu" else torch.autocast(device.type, enabled=False)
-    with torch.autocast("cpu", enabled=False), there:
-        yield
 
 
 def check_hidden(hidden: Tensor, batch: Batch) -> None:

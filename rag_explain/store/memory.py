@@ -147,7 +147,7 @@ class Memory:
         placed, there = [Placed.on_host(one) for one in factors], torch.device(device)
         if there.type != "cpu":
             for clear in (partial(self._displace, device, 2), lambda: None) if may_displace else (lambda: None,):
-                with Attempt(there, clear):
+                with Attempt(lambda: there, clear):
                     return place(placed, there, self._is_half), device
         return placed, "cpu"
 
