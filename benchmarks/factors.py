@@ -32,6 +32,7 @@ from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from rag_explain import Explainer, _torch
+from rag_explain.devices import BatchSize
 from rag_explain.encoder import loading as models
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
@@ -266,7 +267,7 @@ def compare_batches(case: Case) -> dict[str, Any]:
         3,
         alone=lambda: [cold(half, batch.select([i])) for i in range(len(texts))],
         padded=lambda: cold(half, batch),
-        bucketed=lambda: [cold(half, batch.select(bucket)) for bucket in batch.buckets(2048)],
+        bucketed=lambda: [cold(half, batch.select(bucket)) for bucket in batch.buckets(BatchSize(2048))],
     )
     return {
         "documents": len(texts),

@@ -47,6 +47,10 @@ class CheckFailed(RagExplainError):
     """Sum of rows + rest missed the embedding by more than the tolerance: the explanation would be wrong."""
 
 
+class DeviceFull(RagExplainError):
+    """The device that computes has no room for one text, however little of it is computed at once."""
+
+
 class MissingExtra(RagExplainError, ImportError):
     """An optional dependency is not installed."""
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rag_explain.devices import BatchSize, to_host
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.chunking import LONGEST_WINDOW
 from rag_explain.errors import InvalidInput, in_words, whole_number
@@ -142,16 +143,16 @@ def _windows(scorer: Scorer, whole: _Window) -> list[_Window]:
 
 def _look(scorer: Scorer, asked: Tensor, batch: Batch, windows: Sequence[_Window]) -> None:
     """Fill in what the query found in some windows, which are read in this batch."""
-    for bucket in batch.buckets(LONGEST_WINDOW):
+    for bucket in batch.buckets(BatchSize(LONGEST_WINDOW)):
         part = batch.select(bucket)
         vectors, is_compared = scorer.token_vectors(part)
-        cosines = part.unpad(vectors @ asked.T)
+        cosines = part.unpad(to_host(vectors @ asked.T)[0])
         compared = part.unpad(is_compared & part.words())
         for at, index in enumerate(bucket):
             owners = _owners(part, at, windows[index])
-            kept = compared[at].cpu().numpy() & (owners >= 0)
+            kept = compared[at].numpy() & (owners >= 0)
             table = windows[index].found.best.T
-            np.maximum.at(table, owners[kept], cosines[at].cpu().double().numpy()[kept])
+            np.maximum.at(table, owners[kept], cosines[at].double().numpy()[kept])
 
 
 def _owners(batch: Batch, at: int, window: _Window) -> NDArray[np.intp]:

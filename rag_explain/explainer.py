@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -15,17 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rag_explain.errors import InvalidInput, ProcessBound, RagExplainError, UnsupportedModel, in_words
+from rag_explain.comparing import answer_of, asked_methods
+from rag_explain.errors import InvalidInput, ProcessBound, UnsupportedModel, in_words
 from rag_explain.evidence import Backend, find_evidence
 from rag_explain.factors import Factors
 from rag_explain.methods import ExplainedPair, Method, make
 from rag_explain.methods.base import by_unit
 from rag_explain.methods.slices import Slices, split
-from rag_explain.planner import BUCKET_TOKENS, DocumentPlanner
+from rag_explain.planner import DocumentPlanner
 from rag_explain.probes import Probes
 from rag_explain.progress import progress_bar
 from rag_explain.query import PreparedQuery
-from rag_explain.results.comparison import Compared, Comparison
+from rag_explain.results.comparison import Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
@@ -37,7 +37,7 @@ from rag_explain.results.what_if import WhatIf
 from rag_explain.results.x_ray import XRay
 from rag_explain.scorers import Scorer, resolve
 from rag_explain.store import Store
-from rag_explain.texts.passage import Passage, as_passage, checked_ids, many_passages, named
+from rag_explain.texts.passage import Passage, as_passage, as_passages, checked_ids, many_passages, named
 from rag_explain.texts.tokens import Role, Unit, known_unit
 from rag_explain.what_if import Part, Ranks, Replacements, Texts, agreements, answer, changed_texts, what_matters
 from rag_explain.x_ray import x_rayed
@@ -160,7 +160,8 @@ class Explainer(ProcessBound):
         probes = self._probes(fingerprint)
         with self.scorer.computing():
             asked = as_passage(query)
-            prepared = self._prepared(asked, fingerprint).by("whole" if whole else grouped)
+            query_in = partial(self._prepared(asked, fingerprint).by, "whole" if whole else grouped)
+            prepared = self._planner.device.with_room(query_in)
             planned = self._planner.explain(prepared, passages, ids, grouped)
         explanations = [
             self._explanation(query, passage, by_unit(pair, passage, grouped), fingerprint, probes)
@@ -305,28 +306,11 @@ class Explainer(ProcessBound):
         each method is asked at each of these blocks: whether it says the same wherever it is asked. All are held
         against what the score really loses, which takes an encoding for each word or sentence of both texts.
         """
-        chosen = self.scorer.methods if methods is None else methods
-        if isinstance(chosen, str) or not chosen:
-            raise InvalidInput("compare takes a list of at least one method")
-        asked = [dict(one) if isinstance(one, Mapping) else {"method": one} for one in chosen]
-        if layers is not None:
-            asked = [one | {"layer": layer} for layer in layers for one in asked]
-        rows = [self._compared(query, document, options) for options in asked]
+        asked = asked_methods(self.scorer.methods if methods is None else methods, layers)
+        rows = [answer_of(partial(Explainer, self.scorer), query, document, options) for options in asked]
         with self.scorer.computing():
             explanations = [row.explanation for row in rows]
             return Comparison.of(rows, *agreements(self.scorer, query, as_passage(document), explanations))
-
-    def _compared(self, query: str, document: str | Passage, options: Mapping[str, Any]) -> Compared:
-        named = {key: getattr(value, "name", value) for key, value in options.items()}
-        label = " ".join(str(value) if key == "method" else f"{key}={value}" for key, value in named.items())
-        start = time.perf_counter()
-        try:
-            with Explainer(self.scorer, **options) as other:
-                start = time.perf_counter()
-                explanation = other.explain(query, document, unit="word" if other.method.edits else None)
-        except RagExplainError as error:
-            return Compared(label, None, time.perf_counter() - start, str(error))
-        return Compared(label, explanation, time.perf_counter() - start)
 
     def factor(self, texts: Sequence[str | Passage], role: Role = "document", unit: Unit = "token") -> list[Factors]:
         """Each text's half of every explanation, always computed here and now.
@@ -340,8 +324,8 @@ class Explainer(ProcessBound):
             return []
         with self.scorer.computing():
             batch, unit = self.scorer.read(passages, role), known_unit(unit)
-            compute = partial(self.method.factor, unit=unit)
-            factors = batch.in_buckets(BUCKET_TOKENS, compute, self.method.passes(batch, unit))
+            device, passes = self._planner.device, self.method.passes(batch, unit)
+            factors = batch.in_buckets(device.size, device.sharing(partial(self.method.factor, unit=unit)), passes)
         return [factors[index] for index in range(len(texts))]
 
     def query_vector(self, query: str) -> NDArray[np.float32]:

@@ -50,6 +50,19 @@ class Placed:
         return int(self.block.nbytes) + self.factors.embedding.nbytes + _TOKEN_BYTES * len(self.factors.tokens)
 
 
+def place(hosted: Sequence[Placed], device: torch.device, is_half: bool = False) -> list[Placed]:
+    """The same factors with their blocks on a device: all in one transfer, each then in memory of its own."""
+    import torch
+
+    if not hosted:
+        return []
+    together = torch.cat([one.block for one in hosted])
+    moved = (together.half() if is_half else together).to(device)
+    parts = moved.split([len(one.block) for one in hosted])
+    blocks = [moved] if len(parts) == 1 else [part.clone() for part in parts]
+    return [Placed(one.factors, block) for one, block in zip(hosted, blocks, strict=True)]
+
+
 def scores(query: Vectors, documents: Vectors, norms: Any) -> Vectors:
     """(D,): the similarity of an embedding (e,) with each of (D, e); `norms` are the products of their two norms."""
     result: Vectors = documents @ query / norms
@@ -88,19 +101,32 @@ def multiply(left: Array, documents: Sequence[Placed]) -> Iterator[tuple[list[Pl
     """`left` (m, h) times the documents' blocks, in their order: each panel with its product (m, rows)."""
     import torch
 
+    from rag_explain.devices import Attempt
+
     scratch: torch.Tensor | None = None
     half: torch.Tensor | None = None
-    for panel in _panels(documents):
-        device = panel[0].block.device
+
+    def multiplied(panel: Sequence[Placed], device: torch.device) -> Array:
+        nonlocal half, scratch
         if half is None or half.device != device:
             half, scratch = torch.from_numpy(left).to(device), None
         right = panel[0].block
         if len(panel) > 1:
             rows = sum(len(document.block) for document in panel)
             if scratch is None or len(scratch) < rows:
-                scratch = right.new_empty((max(rows, _CPU_ROWS), left.shape[1]))
+                scratch = half.new_empty((max(rows, _CPU_ROWS), left.shape[1]))
             right = torch.cat([document.block for document in panel], out=scratch[:rows])
-        yield panel, torch.mm(half, right.T).cpu().numpy()
+        found: Array = torch.mm(half, right.to(half.dtype).T).cpu().numpy()
+        return found
+
+    for panel in _panels(documents):
+        device = panel[0].block.device
+        with Attempt(lambda: panel[0].block.device) as attempt:  # noqa: B023  # asked at once
+            found = multiplied(panel, device)
+        if attempt.failed:  # factors are in main memory too
+            half = scratch = None
+            found = np.concatenate([product(left, one.factors.block) for one in panel], axis=1)
+        yield panel, found
 
 
 def _panels(documents: Sequence[Placed]) -> Iterator[list[Placed]]:

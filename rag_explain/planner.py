@@ -12,6 +12,7 @@ from math import ceil
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from rag_explain.devices import Device
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import BudgetSpent, EmbedderStopped, InvalidInput, StoreError, first_line
 from rag_explain.factors import Factors
@@ -32,8 +33,6 @@ from rag_explain.texts.tokens import Role, Unit
 log = logging.getLogger("rag_explain.planner")
 K = TypeVar("K", bound=Hashable)
 
-# Documents travel in batches of at most this many positions: enough to fill the machine, little padding.
-BUCKET_TOKENS = 2048
 _WINDOW = 256  # documents that `precompute` sorts by length at a time
 Owners = dict[bytes, tuple[str, ...]]  # the ids that belong to each key: one text may be several documents
 # The units of which a document's factors can be summed to a unit, the smallest in the store first.
@@ -50,13 +49,14 @@ _BUILT: dict[Unit, Unit] = {"token": "token", "word": "token", "sentence": "sent
 
 
 class DocumentPlanner:
-    """The documents of one scorer and method, over a store; `policy` decides which are built.
+    """The documents of one scorer and method, over a store; `policy` says which are built, `device` how many at once.
 
     Provenance of a pair is its path ("memory", "disk", "remote", "cold", "built" or "pair") and seconds.
     """
 
     def __init__(self, scorer: Scorer, method: Method, store: Store, policy: SkiRental | None = None) -> None:
         self._scorer, self._method, self._store = scorer, method, store
+        self.device = Device(lambda: scorer.device, store.make_room)
         self._policy = SkiRental() if policy is None else policy
         # By fingerprint and text, as long as the store has them: what was explained is compared at once.
         self._lately: WeakValueDictionary[tuple[str, Passage], Factors] = WeakValueDictionary()
@@ -276,7 +276,7 @@ class DocumentPlanner:
                 self._policy.observe_cold(seconds, len(query.tokens), list(map(len, part.tokens)))
             return [replace(pair, provenance={"path": path, "seconds": seconds / len(part)}) for pair in pairs]
 
-        return batch.in_buckets(BUCKET_TOKENS, compute)
+        return batch.in_buckets(self.device.size, self.device.sharing(compute))
 
     def _build(
         self, keys: Sequence[bytes], batch: Batch, wanted: Sequence[bytes], owners: Owners, unit: Unit
@@ -302,7 +302,7 @@ class DocumentPlanner:
             built = list[tuple[int, Factors]]()
             for some in self._buckets(part, unit, self._method.passes(part, unit)):
                 try:
-                    built += zip(some, factor(part.select(some)), strict=True)
+                    built += zip(some, self.device.sharing(factor)(part.select(some)), strict=True)
                 except EmbedderStopped as error:
                     stopped.append(error)
                     built += self._complete(part, some, unit)
@@ -326,7 +326,7 @@ class DocumentPlanner:
         """Which texts of a batch are computed together; `rows` as `Batch.buckets` takes it."""
         if self._method.edits:
             return chunks(range(len(batch)), _EDITED if unit == "sentence" else 1)
-        return batch.buckets(BUCKET_TOKENS, rows)
+        return batch.buckets(self.device.size, rows)
 
     def _keys(self, passages: Sequence[Passage], fingerprint: str, unit: Unit) -> list[bytes]:
         name, settings = self._method.name, {**self._method.kept_settings, "unit": unit}

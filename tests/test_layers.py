@@ -15,7 +15,7 @@ PACKAGE = ROOT / "rag_explain"
 
 # Every module, from the bottom up: each knows only modules that stand before it. A package stands after its modules.
 LAYERS = """
-    errors _torch probes budget
+    errors _torch probes budget devices
     texts.tokens texts.passage texts.segments texts.edits texts.units texts
     results.notices results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.terms results.trust results.explanation results.stages
@@ -39,14 +39,15 @@ LAYERS = """
     methods.occlusion methods.shapley methods.integration_path methods.jacobian methods.baselines methods.bti
     methods.alignment methods.terms methods.cross_encoder methods.slices methods
     store.key store.codec store.memory store.tier store.sqlite_file store.disk store.remote store.store store
-    ski_rental planner query progress what_if x_ray explainer
+    ski_rental planner query progress what_if x_ray comparing explainer
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
     retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.sharing retrieval.legs
     retrieval.nested retrieval.mmr retrieval.search retrieval.truth
     retrieval.corpus retrieval.places retrieval.hit_questions retrieval.background retrieval.black_box
-    retrieval.adapter retrieval.saved_index
+    retrieval.looks
+    retrieval.looks retrieval.adapter retrieval.saved_index
     retrieval.asked retrieval.ladder retrieval.store_questions retrieval.faiss_rows retrieval.faiss_questions
     retrieval.faiss retrieval.hybrid retrieval faiss
     log.redaction log.compact log.record log.files log.models log.reader log.erasure log.sinks log.sinks.otel log.otel

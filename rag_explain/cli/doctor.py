@@ -23,16 +23,22 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
     from transformers.utils import logging
 
+    from rag_explain.devices import described, missing
     from rag_explain.methods.checks import examine
     from rag_explain.scorers import resolve
     from rag_explain.scorers.checks import Finding
 
     logging.disable_progress_bar()
-    model, _ = load(arguments.model, arguments.device)
-    try:
-        findings = examine(resolve(model, arguments.device))
-    except RagExplainError as error:
-        findings = [Finding("supported", str(error), ok=False)]
+    reason = missing(arguments.device) if arguments.device else None
+    if reason is not None:  # said before a model is fetched or loaded
+        findings = [Finding(f"device {arguments.device}", reason, ok=False)]
+    else:
+        model, _ = load(arguments.model, arguments.device)
+        findings = [Finding("device", described(arguments.device))] if arguments.device else []
+        try:
+            findings += examine(resolve(model, arguments.device))
+        except RagExplainError as error:
+            findings.append(Finding("supported", str(error), ok=False))
     table = Table(title=str(arguments.model), show_header=False, title_justify="left")
     for finding in findings:
         mark = Text("✓", style="green") if finding.ok else Text("✗", style="bold red")

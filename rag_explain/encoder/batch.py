@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
+from rag_explain.devices import BatchSize
 from rag_explain.results.notices import Notice, cut_sides
 from rag_explain.texts.passage import Passage
 from rag_explain.texts.segments import Span
@@ -32,8 +33,9 @@ class Batch:
         tokens: for each text, the tokens that are not padding.
         notices: for each text, what the model could not read of it.
         spans: for each text, where its tokens stand in the passage's string; empty where that is not known.
-        features: what the model's modules take: `input_ids` (D, n), `attention_mask` (D, n) and so on. Empty for a
-            scorer that is no torch model.
+        features: what the model's modules take: `input_ids` (D, n), `attention_mask` (D, n) and so on, in main memory
+            until the model runs: which positions are whose is asked for there, and `to` moves them once. Empty for
+            a scorer that is no torch model.
         fingerprint: of the model when it read them; "" where that was not asked for.
     """
 
@@ -70,24 +72,37 @@ class Batch:
             spans = self.spans[index] if self.spans else None
             units, owners = all_units(tokens, passage, unit, truncated=self.truncated[index], spans=spans)
             found.append(units)
-            groups[index, self.positions(index).cpu()] = torch.as_tensor(owners)
-        return found, groups.to(mask.device)
+            groups[index, self.positions(index)] = torch.as_tensor(owners)
+        return found, groups
 
     def words(self) -> Tensor:
-        """(D, n) which positions hold a token of the caller's own text."""
+        """(D, n), in main memory: which positions hold a token of the caller's own text."""
         words = torch.zeros_like(self.features["attention_mask"], dtype=torch.bool)
         for index, tokens in enumerate(self.tokens):
             is_text = [token.part == "text" for token in tokens]
-            words[index, self.positions(index)] = torch.tensor(is_text, device=words.device)
+            words[index, self.positions(index)] = torch.tensor(is_text)
         return words
 
     def positions(self, index: int) -> Tensor:
         """(n_tokens,) the positions of text `index` that are not padding."""
         return used_positions(self.features)[index].nonzero().squeeze(-1)
 
+    def to(self, device: torch.device) -> Self:
+        """The same texts with their features on the device, for what runs there."""
+        if all(value.device == device for value in self.features.values() if isinstance(value, Tensor)):
+            return self
+        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.features.items()}
+        return replace(self, features=moved)
+
     def unpad(self, values: Tensor) -> list[Tensor]:
         """Values (D, n, ...) as one tensor (n_tokens, ...) per text, without those of padding."""
-        return [values[index, self.positions(index)] for index in range(len(self))]
+        return [values[index, self._used(index)] for index in range(len(self))]
+
+    def _used(self, index: int) -> slice | Tensor:
+        """`positions`, as a slice where they are side by side: a slice needs no transfer."""
+        at = self.positions(index)
+        first, last = int(at[0]), int(at[-1])
+        return slice(first, last + 1) if last - first + 1 == len(at) else at
 
     def select(self, indices: Sequence[int]) -> Self:
         """Some of the texts, or one several times, with no more padding than they need."""
@@ -128,8 +143,8 @@ class Batch:
                 return None
         return key
 
-    def buckets(self, positions: int, rows: Sequence[int] | None = None) -> Iterator[list[int]]:
-        """Indices of texts that are alike, so that each bucket has at most this many positions and little padding.
+    def buckets(self, size: BatchSize, rows: Sequence[int] | None = None) -> Iterator[list[int]]:
+        """Indices of texts that are alike, so that each bucket is of at most this size and has little padding.
 
         `rows` is how many tangents run through each text at once: texts with as many are together then, and each
         counts that often.
@@ -139,9 +154,9 @@ class Batch:
         shortest = longest = 0
         for index in sorted(range(len(self)), key=lambda i: (rows[i], lengths[i])):
             low, high = min(shortest, lengths[index]), max(longest, lengths[index])
-            crowded = high * rows[index] * (len(bucket) + 1) > positions
-            uneven = high > 1.25 * low + 4 or (bucket and rows[index] > 1.25 * rows[bucket[0]])
-            if bucket and (crowded or uneven):
+            filled = high * rows[index] * (len(bucket) + 1)
+            uneven = high > size.uneven * low + 4 or (bucket and rows[index] > size.uneven * rows[bucket[0]])
+            if bucket and (filled > size.positions or (uneven and filled > size.unfilled)):
                 yield bucket
                 bucket = []
             shortest, longest = (low, high) if bucket else (lengths[index], lengths[index])
@@ -150,10 +165,10 @@ class Batch:
             yield bucket
 
     def in_buckets(
-        self, positions: int, compute: Callable[[Self], Iterable[T]], rows: Sequence[int] | None = None
+        self, size: BatchSize, compute: Callable[[Self], Iterable[T]], rows: Sequence[int] | None = None
     ) -> dict[int, T]:
         """What `compute` gives for each text, by the text's index, in the order of the buckets it is given."""
-        parts = ((bucket, compute(self.select(bucket))) for bucket in self.buckets(positions, rows))
+        parts = ((bucket, compute(self.select(bucket))) for bucket in self.buckets(size, rows))
         return {index: one for bucket, part in parts for index, one in zip(bucket, part, strict=True)}
 
     def rows(self, unit: Unit) -> list[int]:

@@ -42,7 +42,7 @@ class PairEncoder(Encoder):
 
     def read_pairs(self, query: Passage, documents: Sequence[Passage]) -> Pairs:
         """The query with each document, as `predict` reads them."""
-        return self.reader.read_pairs(query, documents, self.device)
+        return self.reader.read_pairs(query, documents)
 
     def _shortest(self, role: Role) -> Batch:
         return self.read_pairs(Passage("a"), [Passage("a")])

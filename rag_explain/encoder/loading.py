@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rag_explain.errors import InvalidInput, UnsupportedModel, first_line, in_words
+from rag_explain.errors import InvalidInput, UnsupportedModel, first_line
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
@@ -80,10 +80,11 @@ def load(model: str | Path | Loaded, device: str | None = None) -> tuple[Loaded,
 
 def _check_device(device: str) -> None:
     """Refuse a device that torch does not know, or that this machine does not have."""
-    import torch
+    from rag_explain.devices import missing
 
-    with in_words(InvalidInput, f"this machine cannot compute on the device {device!r}", ": use another, such as cpu"):
-        torch.zeros(1, device=device).cpu()
+    reason = missing(device)
+    if reason is not None:
+        raise InvalidInput(f"this machine cannot compute on the device {device!r}: {reason}; cpu is always there")
 
 
 def _check_weights(model: Loaded) -> None:

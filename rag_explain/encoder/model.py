@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rag_explain._torch import parts
+from rag_explain.devices import BatchSize, Device
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.identity import backend_of, digest, tensors
 from rag_explain.encoder.probing import Observed, observe
@@ -68,7 +69,11 @@ class SharedModel(ProcessBound):
         copied, is_shared = share(model, device)
         towers = towers_of(copied)
         self._check_all(towers)
-        self.observed = observe(copied)
+        kinds = {"cpu", next(copied.parameters()).device.type}
+        with ExitStack() as modes:
+            for kind in kinds:
+                modes.enter_context(torch.autocast(kind, enabled=False))
+            self.observed = observe(copied)
         self.whole = make_working_copy(copied)
         # A copy that embeds as a framework does was made from the model that people hold, and may change.
         watched = getattr(model, "made_from", lambda: None)() or model
@@ -134,7 +139,7 @@ class SharedModel(ProcessBound):
 
     def read(self, texts: Sequence[str | Passage], role: Role) -> Batch:
         """The texts as `encode_query` or `encode_document` reads them."""
-        return self.reader.read(as_passages(texts), role, self.device)
+        return self.reader.read(as_passages(texts), role)
 
     def norms(self, embeddings: Tensor) -> Tensor:
         """(D,): what each embedding is divided by in the score."""
@@ -148,11 +153,11 @@ class SharedModel(ProcessBound):
         if not texts:
             return np.zeros((0, 0), np.float32)
         self.watch.state()
-        embeddings: list[Tensor] = []
+        embeddings, device = list[Tensor](), Device(lambda: str(self.device))
         with torch.inference_mode():
             for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
                 batch = self.read(texts[first : first + _EMBEDDED_AT_ONCE], role)
-                found = batch.in_buckets(self.embedded_tokens, self.run)
+                found = batch.in_buckets(BatchSize(self.embedded_tokens), device.sharing(self._run))
                 embeddings += [found[index] for index in range(len(batch))]
             return self.vectors(torch.stack(embeddings), role)
 
@@ -179,9 +184,9 @@ class SharedModel(ProcessBound):
     def _adopt(self, old: Tensor, new: Tensor) -> None:
         """The user's model has another tensor where the copy has `old`: share that one from now on."""
         for module in self.whole.modules():
-            for own in (parts(module)[1], module.__dict__):
+            for own in (*parts(module)[:2], module.__dict__):
                 own.update({key: new for key, value in own.items() if value is old})
-        self._buffers = list(self.whole.buffers())
+        self._parameters, self._buffers = list(self.whole.parameters()), list(self.whole.buffers())
 
     def follow_device(self) -> None:
         """Weights moved by `model.to(...)` are shared; the copy's own buffers must go along."""
@@ -192,9 +197,17 @@ class SharedModel(ProcessBound):
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """No autograd, inference mode or autocast of the caller's reaches into what runs here. All thread-local."""
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        """No autograd, inference mode or autocast of the caller's reaches into what runs here. All thread-local.
+
+        Nor an autocast of main memory's, where numbers are finished.
+        """
+        kind = self.device.type
+        there = nullcontext() if kind == "cpu" else torch.autocast(kind, enabled=False)
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast("cpu", enabled=False), there:
             yield
+
+    def _run(self, batch: Batch) -> Sequence[Tensor]:
+        return list(self.run(batch))
 
 
 class Encoder(SharedModel):
@@ -258,7 +271,7 @@ class Encoder(SharedModel):
         tower without blocks shows its word vectors in each place. `enter(name)` is told which module runs.
         """
         self.follow_device()
-        features = dict(batch.features)
+        features = dict(batch.to(self.device).features)
         # As `encode` runs it: what a module keeps from one pass is then fit for the next, recorded or not.
         mode = torch.inference_mode(not torch.is_grad_enabled())
         tower = self.towers[batch.role]
@@ -348,7 +361,7 @@ class Encoder(SharedModel):
         with torch.no_grad(), setting(self._visitor, visit):
             batch = self._shortest(role)
             try:
-                first(dict(batch.features))
+                first(dict(batch.to(self.device).features))
             except Exception as error:
                 raise UnsupportedModel(f"the model failed on a one-letter text: {error}") from error
         if not visit.calls:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, Self
 
-import torch
 from torch import Tensor
 
 from rag_explain.encoder.batch import Batch, Side
@@ -72,7 +71,7 @@ class PairReader(Reader):
         """What stands in front of a pair, and so of the query."""
         return pair_prompt(self._copy) if role == "query" else None
 
-    def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
+    def read(self, passages: Sequence[Passage], role: Role) -> Batch:
         """Each text by itself, for how long it is: what the model reads are pairs."""
         offsets = [self.token_offsets(one.string)[: self.max_length] for one in passages]
         tokens = [
@@ -81,7 +80,7 @@ class PairReader(Reader):
         nothing: tuple[Notice, ...] = ()
         return Batch(passages=tuple(passages), role=role, tokens=tuple(tokens), notices=(nothing,) * len(passages))
 
-    def read_pairs(self, query: Passage, documents: Sequence[Passage], device: torch.device) -> Pairs:
+    def read_pairs(self, query: Passage, documents: Sequence[Passage]) -> Pairs:
         """The query with each document."""
         prompt = self.prompt("query") or ""
         texts = [(query.string, document.string) for document in documents]
@@ -113,7 +112,7 @@ class PairReader(Reader):
             tokens=tuple(tokens),
             sides=tuple(sides),
             notices=tuple(notices),
-            features={k: v.to(device) if isinstance(v, Tensor) else v for k, v in output.items()},
+            features=dict(output),
         )
 
     def _plain(self, output: Any, texts: Sequence[tuple[str, str]], prompt: str) -> Iterator[_Sequence]:

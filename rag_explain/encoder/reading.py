@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rag_explain.encoder.batch import Batch, used_positions
@@ -33,7 +32,7 @@ class Reader:
         backend = self._tokenizer.backend_tokenizer.model
         self._unknown = {self._tokenizer.unk_token, getattr(backend, "unk_token", None)} - {None}
 
-    def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
+    def read(self, passages: Sequence[Passage], role: Role) -> Batch:
         """The texts with the prompt in front and the end cut off where the model cuts it."""
         prompt = self.prompt(role) or ""
         # Calling a tokenizer sets its padding and truncation, which two threads at once must not do.
@@ -63,7 +62,7 @@ class Reader:
             tokens=tuple(tokens),
             notices=tuple(notices),
             spans=tuple(places),
-            features={k: v.to(device) if isinstance(v, Tensor) else v for k, v in output.items()},
+            features=dict(output),
         )
 
     def prompt(self, role: Role) -> str | None:
@@ -90,7 +89,7 @@ class StaticReader(Reader):
         self._unknown = {getattr(self._tokenizer.model, "unk_token", None)} - {None}
         self._noted = first.tokenizer = _Noting(self._tokenizer)
 
-    def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
+    def read(self, passages: Sequence[Passage], role: Role) -> Batch:
         """The texts with the prompt in front; no special token, and cut off only where the tokenizer cuts."""
         prompt = self.prompt(role) or ""
         self._copy.preprocess([passage.string for passage in passages], prompt=prompt or None, task=role)
@@ -104,7 +103,7 @@ class StaticReader(Reader):
             is_cut = cut if found.overflowing else None
             notices.append(reading_notices(tokens[-1], passage, role, self._unknown, is_cut))
             places.append(tuple((start - len(prompt), end - len(prompt)) for start, end in found.offsets))
-        ids = [torch.tensor(found.ids, device=device) for found in self._noted.last]
+        ids = [torch.tensor(found.ids) for found in self._noted.last]
         mask = [torch.ones_like(one) for one in ids]
         features = {"input_ids": ids, "attention_mask": mask}
         return Batch(
@@ -141,8 +140,8 @@ class Readers(Reader):
     def __init__(self, by_role: Mapping[Role, Reader]) -> None:
         self._by_role, self.max_length = by_role, by_role["document"].max_length
 
-    def read(self, passages: Sequence[Passage], role: Role, device: torch.device) -> Batch:
-        return self._by_role[role].read(passages, role, device)
+    def read(self, passages: Sequence[Passage], role: Role) -> Batch:
+        return self._by_role[role].read(passages, role)
 
     def prompt(self, role: Role) -> str | None:
         return self._by_role[role].prompt(role)

@@ -47,7 +47,7 @@ WORD_VECTORS: ContextVar[WordVectors | None] = ContextVar("rag_explain_word_vect
 def put_word_vectors(_module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
     """A forward hook of the table of word vectors: changes nothing but in passes of a reference without ids."""
     put = WORD_VECTORS.get()
-    return None if put is None else torch.where(put.places[..., None], put.vector.to(output), output)
+    return None if put is None else torch.where(put.places[..., None].to(output.device), put.vector.to(output), output)
 
 
 def reference_features(features: dict[str, Any], transformer: Any, reference: Reference = "padding") -> dict[str, Any]:

@@ -65,7 +65,7 @@ class SparseTextEncoder(Encoder):
     def active(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(D, n, V) what each token says of each word of the vocabulary, and (D, V) the weights of the texts."""
         logits, weights = self.hidden(batch, self.n_blocks)
-        return self.pooling.active(logits, batch.features["attention_mask"]), weights
+        return self.pooling.active(logits, batch.features["attention_mask"].to(logits.device)), weights
 
 
 def check_sparse(modules: Iterable[nn.Module]) -> None:

@@ -44,6 +44,7 @@ class StaticEncoder(SharedModel):
 
     def rows(self, batch: Batch) -> Tensor:
         """(D, n, e): what each token gives to the embedding, its own vector as a share of the mean; 0 for padding."""
+        batch = batch.to(self.device)
         tower, mask = self.towers[batch.role], batch.features["attention_mask"][..., None]
         weight: Tensor = tower.first.embedding.weight
         rows: Tensor = weight[batch.features["input_ids"]].to(torch.promote_types(weight.dtype, torch.float32))
@@ -57,6 +58,7 @@ class StaticEncoder(SharedModel):
         mask = batch.features["attention_mask"].bool()
         counts = mask.sum(dim=1)
         features = {"input_ids": batch.features["input_ids"][mask], "offsets": counts.cumsum(0) - counts}
+        features = {name: value.to(self.device) for name, value in features.items()}
         for _, module in self.towers[batch.role].modules:
             features = module(features)
         embedding: Tensor = features["sentence_embedding"][:, : self._truncate_dim]

@@ -217,8 +217,9 @@ class Watch(Glance):
                 raise ModelChanged.because(f"{key} is another object")
         fresh = tensors(model, self.fleeting)
         moved = [(old, new) for old, new in zip(self._tensors, fresh, strict=False) if old is not new]
-        # A buffer moved to another device or precision is a new tensor with the same values: the copy takes it over.
-        is_same = all(not isinstance(new, nn.Parameter) and _holds(new, old) for old, new in moved)
+        # A buffer moved to another device or precision is a new tensor with the same values, and on some devices a
+        # weight that is moved there is one too: the copy takes it over.
+        is_same = all(_may_be_taken_over(old, new) and _holds(new, old) for old, new in moved)
         if len(fresh) != len(self._tensors) or not is_same or (moved and not self._is_shared):
             raise ModelChanged.because("one of its weights was replaced by another tensor")
         for old, new in moved:
@@ -254,6 +255,11 @@ def _own_similarity(model: Any) -> Any:
 def _is_tokenizer(value: Any) -> bool:
     """Whether the facts tell how a value splits texts: another one that does the same is as good."""
     return backend_of(value) is not None
+
+
+def _may_be_taken_over(old: Tensor, new: Tensor) -> bool:
+    """Whether a tensor in another one's place may be the same one, moved."""
+    return not isinstance(new, nn.Parameter) or (new.device != old.device and new.dtype == old.dtype)
 
 
 def _holds(new: Tensor, old: Tensor) -> bool:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from rag_explain.devices import in_parts, room_for_tangents
 from rag_explain.linear.early_pooling import EarlyPooling
 from rag_explain.linear.entering import Entering, collect, enters_at_positions, find_owners
 from rag_explain.linear.identity import storage_of
 from rag_explain.linear.operations import Operation
 from rag_explain.linear.workspace import Workspace
-
-# What the values of tangents that travel together may take: products are big ones then, and more is not faster.
-DEFAULT_MAX_BYTES = 48 * 2**20
 
 
 class AffineMap:
@@ -61,6 +59,15 @@ class AffineMap:
         """A map of the same structure with these coefficients."""
         other = copy.copy(self)
         other.operations, other.hidden, other.embedding, other._biases = operations, hidden, embedding, None
+        return other
+
+    def to(self, dtype: torch.dtype) -> AffineMap:
+        """The same map with coefficients and tangents in another precision; its embedding stays as it was."""
+        operations = list(map(copy.copy, self.operations))
+        for operation in operations:
+            operation.cast(dtype)
+        other = self.like(operations, self.hidden.to(dtype), self.embedding)
+        other._per_tangent = self._per_tangent * other.hidden.element_size() // self.hidden.element_size()
         return other
 
     def push(self, tangents: Tensor, *, bias: int | None = None) -> Tensor:
@@ -131,13 +138,14 @@ class AffineMap:
             self._biases = self.push(torch.zeros_like(self.hidden)[None], bias=0)[0]
         return torch.einsum("cde,de->cd", cotangents, self._biases)
 
-    def chunk(self, max_bytes: int, count: int) -> int:
+    def chunk(self, max_bytes: int | None, count: int) -> int:
         """How many of `count` tangents travel at once when their values may take `max_bytes`: chunks of one size."""
+        max_bytes = room_for_tangents(self.hidden.device) if max_bytes is None else max_bytes
         most = max(1, max_bytes // max(1, self._per_tangent))
         return math.ceil(count / max(1, math.ceil(count / most)))
 
     def rows(
-        self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None, groups: Tensor | None = None
+        self, max_bytes: int | None = None, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """What each token of each text contributes, (D, n, e), and the rest, (D, e): n + 1 tangents, or n without rest.
 
@@ -145,10 +153,10 @@ class AffineMap:
         meet in the forward pass).
 
         Args:
-            max_bytes: that tangents on their way may take.
+            max_bytes: that tangents on their way may take; None: what suits the device.
             weights: (D, n, h) replaces the hidden values, for paths that do not start at 0.
-            groups: (D, n) makes one row of all tokens with the same number, in 0..G-1, and none of those with -1. Rows
-                are then (D, G, e), the sums of the tokens' rows, at the cost of G + 1 tangents.
+            groups: (D, n), in main memory, makes one row of all tokens with the same number, in 0..G-1, and none of
+                those with -1. Rows are then (D, G, e), the sums of the tokens' rows, at the cost of G + 1 tangents.
         """
         count = self.hidden.shape[1] if groups is None else _count(groups)
         if count + 1 > self.embedding.shape[-1]:  # more rows than dimensions: the other way is shorter
@@ -156,7 +164,7 @@ class AffineMap:
         return self.push_rows(max_bytes, weights, groups)
 
     def pull_rows(
-        self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None, groups: Tensor | None = None
+        self, max_bytes: int | None = None, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`rows`, one cotangent per dimension of the embedding."""
         texts, width = self.embedding.shape
@@ -166,52 +174,64 @@ class AffineMap:
         return rows if groups is None else _sum_groups(rows, groups), rest.transpose(0, 1)
 
     def push_rows(
-        self, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None, groups: Tensor | None = None
+        self, max_bytes: int | None = None, weights: Tensor | None = None, groups: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`rows`, one tangent per token or group and one for the rest, in chunks."""
         values = self.hidden if weights is None else weights
         if groups is None:
-            groups = torch.arange(values.shape[1], device=values.device).expand(values.shape[:2])
+            groups = torch.arange(values.shape[1]).expand(values.shape[:2])
         count = _count(groups)
         result = values.new_zeros(count + 1, *self.embedding.shape)
-        for start, images in self.images(groups, max_bytes, values):
+
+        def take(start: int, images: Tensor) -> None:
             result[start : start + len(images)] = images
+
+        self.push_groups(groups, take, max_bytes, values)
         return result[:count].transpose(0, 1), result[count]
 
-    def images(
-        self, groups: Tensor, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
-        """What each group of tokens makes of the output, (B, D, ...), chunk by chunk, with the chunk's first group.
-
-        The rest, where there is any, is the last.
+    def push_groups(
+        self,
+        groups: Tensor,
+        take: Callable[[int, Tensor], None],
+        max_bytes: int | None = None,
+        weights: Tensor | None = None,
+    ) -> None:
+        """Gives `take` what each group of tokens makes of the output, (B, D, ...), chunk by chunk, after the number of
+        the chunk's first group. The rest, where there is any, is the last.
         """
         values = self.hidden if weights is None else weights
-        count, entering = _count(groups), Entering(groups)
+        count, entering = _count(groups), Entering(groups, values.device)
         tangents_in_all = count + self._has_rest
         step, space = self.chunk(max_bytes, tangents_in_all), Workspace()
-        for start in range(0, tangents_in_all, step):
-            stop = min(start + step, tangents_in_all)
-            entering.start, entering.stop = start, stop
+
+        def push(start: int, stop: int) -> None:
             with torch.inference_mode():  # many small operations: torch does less around each
-                index = torch.arange(start, stop, device=values.device)[:, None, None]
-                tangents = values * (groups == index).unsqueeze(-1)  # the last one, the rest's, is zero: no such group
+                # The last one, the rest's, is zero: there is no such group.
+                tangents = values * entering.choose(start, stop).unsqueeze(-1)
                 bias = -1 if stop > count else None
-                images = self._run(tangents, space, bias, entering=entering)
-            yield start, images
+                take(start, self._run(tangents, space, bias, entering=entering))
+            space.take_back()
+
+        in_parts(tangents_in_all, step, values.device, push, space.clear)
 
     def relevance(
-        self, cotangents: Tensor, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None
+        self, cotangents: Tensor, max_bytes: int | None = None, weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """<cotangent, row of each token>, (C, D, n), and <cotangent, rest>, (C, D), without building rows: C pulls."""
         return self.by_token(cotangents, max_bytes, weights), self.rest(cotangents)
 
-    def by_token(self, cotangents: Tensor, max_bytes: int = DEFAULT_MAX_BYTES, weights: Tensor | None = None) -> Tensor:
+    def by_token(self, cotangents: Tensor, max_bytes: int | None = None, weights: Tensor | None = None) -> Tensor:
         """<cotangent, row of each token>, (C, D, n): C pulls."""
         values = self.hidden if weights is None else weights
         step, space = self.chunk(max_bytes, len(cotangents)), Workspace()
         tokens = cotangents.new_zeros(len(cotangents), *values.shape[:2])
-        for part, entered in zip(cotangents.split(step), tokens.split(step), strict=True):
-            entered += (self.pull(part, space, entered) * values).sum(dim=-1)
+
+        def pull(start: int, stop: int) -> None:
+            entered = tokens[start:stop].zero_()
+            entered += (self.pull(cotangents[start:stop], space, entered) * values).sum(dim=-1)
+            space.take_back()
+
+        in_parts(len(cotangents), step, values.device, pull, space.clear)
         return tokens
 
 
@@ -228,7 +248,7 @@ def _count(groups: Tensor) -> int:
 def _sum_groups(rows: Tensor, groups: Tensor) -> Tensor:
     """Rows (D, n, e) summed by group, (D, G, e)."""
     count = _count(groups)
-    index = torch.where(groups < 0, count, groups).unsqueeze(-1).expand_as(rows)
+    index = torch.where(groups < 0, count, groups).to(rows.device).unsqueeze(-1).expand_as(rows)
     return rows.new_zeros(len(rows), count + 1, rows.shape[-1]).scatter_add_(1, index, rows)[:, :count]
 
 

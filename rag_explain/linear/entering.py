@@ -1,9 +1,11 @@
 """Biases counted where they enter: into the tangent of the token at their position, or by position on the way back."""
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rag_explain.linear.operations import Operation
@@ -41,42 +43,55 @@ def enters_at_positions(operation: Operation) -> bool:
 class Entering:
     """Adds constants to the tangents of the groups of tokens whose positions they enter at.
 
-    `groups` (D, n) is the number of each position's group; those of no group, -1, are added to nothing.
+    `groups` (D, n) is the number of each position's group, in main memory; those of no group, -1, are added to nothing.
     """
 
-    def __init__(self, groups: Tensor) -> None:
-        self._groups, self._flat = groups, groups.cpu().numpy().ravel()
-        self._found: dict[Hashable, tuple[int, Tensor, Tensor]] = {}
-        self.start, self.stop = 0, 0  # the groups whose tangents are on their way
+    def __init__(self, groups: Tensor, device: torch.device) -> None:
+        self._groups, self._flat = groups.to(device), groups.numpy().ravel()
+        self._found: dict[Hashable, tuple[NDArray[Any], Tensor]] = {}
+        self._here: dict[Hashable, tuple[Tensor, Tensor]] = {}
+
+    def choose(self, start: int, stop: int) -> Tensor:
+        """The groups whose tangents are on their way from now on: (B, D, n) which positions belong to each."""
+        self._ends, self._here = (start, stop), {}
+        self._share = self._groups == torch.arange(start, stop, device=self._groups.device)[:, None, None]
+        return self._share
 
     def add(self, operation: Operation, out: Tensor) -> Tensor:
-        """To tangents (B, *shape) of groups `start` to `stop`, in place where their memory allows it."""
+        """To tangents (B, *shape) of the chosen groups, in place where their memory allows it."""
         assert operation.constant is not None
         if operation.constants is not None:
-            index = torch.arange(self.start, self.stop, device=out.device)[:, None, None]
-            share = (self._groups == index).to(out.dtype)  # (B, D, n)
-            return out.add_(torch.einsum("bdn,dnk->bdk", share, operation.constants))
+            return out.add_(torch.einsum("bdn,dnk->bdk", self._share.to(out.dtype), operation.constants))
         assert operation.owner is not None
         by_row, constant, out = operation.owner.is_by_row, operation.constant, out.contiguous()
         width = operation.shape[-1:] if by_row else ()
-        index, chosen = self._rows(operation, operation.owner, out.device)
+        index, chosen = self._rows(operation, operation.owner)
         if constant.ndim > 1 or not by_row:
             constant = constant.expand(operation.shape).reshape(-1, *width)[chosen]
         out.view(-1, *width).index_add_(0, index, constant.expand(len(index), *width))
         return out
 
-    def _rows(self, operation: Operation, owner: Owner, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _rows(self, operation: Operation, owner: Owner) -> tuple[Tensor, Tensor]:
         """Rows of all tangents, numbered through, that a constant enters; and which rows of the constant these are."""
-        found = self._found.get((owner, operation.shape))
-        if found is None or found[0] != self.start:
-            positions, _ = owner.rows(operation.shape)
+        key = None if owner.has_all_in_order(operation.shape) else (owner, operation.shape)
+        if key in self._here:
+            return self._here[key]
+        positions, _ = owner.rows(operation.shape)
+        if key not in self._found:
             groups = self._flat[positions]
-            (chosen,) = np.nonzero((groups >= self.start) & (groups < self.stop))
-            rows = (groups[chosen] - self.start) * len(positions) + chosen
-            # torch adds rows five times as fast by 32-bit numbers.
-            index = torch.as_tensor(rows, dtype=torch.int32 if rows.max(initial=0) < 2**31 else None, device=device)
-            found = self._found[owner, operation.shape] = self.start, index, torch.as_tensor(chosen, device=device)
-        return found[1:]
+            order = np.argsort(groups, kind="stable")
+            order = order[np.searchsorted(groups[order], 0) :]
+            groups = groups[order]
+            rows = np.stack([groups * len(positions) + order, order])
+            # torch adds rows five times as fast by 32-bit numbers. Moved once for all tangents.
+            kind = torch.int32 if rows.max(initial=0) < 2**31 else None
+            self._found[key] = groups, torch.as_tensor(rows, dtype=kind).to(self._groups.device)
+        owned, every = self._found[key]
+        first, last = np.searchsorted(owned, self._ends)
+        index, chosen = every[:, first:last]
+        start = self._ends[0] * len(positions)
+        self._here[key] = (index - start if start else index), chosen
+        return self._here[key]
 
 
 def collect(operation: Operation, cotangent: Tensor, entered: Tensor) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rag_explain.devices import is_full
 from rag_explain.errors import UnsupportedOperation, first_line
 from rag_explain.linear.affine_map import AffineMap
 from rag_explain.linear.identity import IdentityMap
@@ -117,6 +118,8 @@ class Recorder(Tape):
                 for value in filter(Tensor.is_floating_point, values((step.out,))):
                     self.refuse(value, reason, is_statistic=error.is_statistic)
             except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:  # not as torch has it
+                if is_full(error):
+                    raise
                 what = f"the operation {step.info.func.overloadpacket} in {step.where} could not be followed"
                 raise UnsupportedOperation(f"{what} ({first_line(error)})") from error
 

@@ -14,6 +14,17 @@ class Workspace:
         self._free: dict[int, list[Tensor]] = {}
         self._lent: dict[int, Tensor] = {}
 
+    def take_back(self) -> None:
+        """All tangents are dead."""
+        for buffer in self._lent.values():
+            self._free.setdefault(buffer.numel(), []).append(buffer)
+        self._lent.clear()
+
+    def clear(self) -> None:
+        """Let go of all memory: what took some did not come to its end."""
+        self._free.clear()
+        self._lent.clear()
+
     def take(self, like: Tensor, *shape: int) -> Tensor:
         """Uninitialised memory of this shape."""
         size = math.prod(shape)

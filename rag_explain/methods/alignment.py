@@ -80,7 +80,7 @@ class Alignment(Method):
     def token_factors(self, batch: Batch) -> list[Factors]:
         vectors, mask = self.scorer.token_vectors(batch)
         result = []
-        for index, rows in enumerate(batch.unpad(vectors * mask[..., None])):
+        for index, rows in enumerate(batch.unpad(vectors * mask[..., None].to(vectors.device))):
             if not rows.any():
                 raise InvalidInput("no token of the text is scored: it is empty, or all of it is masked")
             # Nothing is summed here: the embedding of the factors is only what their rows add up to.

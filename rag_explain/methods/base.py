@@ -14,7 +14,6 @@ from rag_explain.encoder.batch import Batch, Side
 from rag_explain.encoder.model import Encoder
 from rag_explain.errors import InvalidInput
 from rag_explain.factors import Array, Factors
-from rag_explain.linear import DEFAULT_MAX_BYTES
 from rag_explain.pairing import Placed
 from rag_explain.results.explanation import summed
 from rag_explain.results.notices import Notice, cut_sides
@@ -105,8 +104,9 @@ class Method(ABC):
     pushes_rows: ClassVar[bool] = False
     # The method's own options, by the names of its attributes: they decide the numbers.
     options: ClassVar[tuple[str, ...]] = ()
-    # Bytes that tangents on their way may take: an option of every method, which changes no number.
-    max_bytes: int = DEFAULT_MAX_BYTES
+    # Bytes that tangents on their way may take: an option of every method, which changes no number. None: what suits
+    # the device.
+    max_bytes: int | None = None
 
     def __init__(self, scorer: Scorer, layer: int | None = None) -> None:
         self.scorer = scorer

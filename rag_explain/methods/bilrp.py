@@ -19,11 +19,15 @@ them in the rest, as the papers do.
 
 from typing import Any, Literal
 
+import torch
+
 from rag_explain.errors import InvalidInput
 from rag_explain.linear import ATTN_LRP, JACOBIAN, LRP, Rules
 from rag_explain.methods.checks import check_sum
 from rag_explain.methods.frozen import FrozenMethod
 from rag_explain.scorers.base import Scorer
+
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def known_rules(name: str) -> Rules:
@@ -38,7 +42,8 @@ class BiLRP(FrozenMethod):
     """`bilrp`: exact second-order LRP. The rest is computed from the biases, so the sum is a check that can fail.
 
     `rules` are those of the BiLRP papers (default), or AttnLRP's. `biases` are counted for the token at whose position
-    they enter ("position"), or in the rest ("apart", as in the papers).
+    they enter ("position"), or in the rest ("apart", as in the papers). With `precision` tangents are in "fp16" or
+    "bf16": the error of each text is measured and kept, and one above 2 % is refused.
     """
 
     name = "bilrp"
@@ -51,16 +56,21 @@ class BiLRP(FrozenMethod):
         *,
         rules: Literal["lrp", "attnlrp"] = "lrp",
         biases: Literal["position", "apart"] = "position",
+        precision: Literal["fp16", "bf16"] | None = None,
     ) -> None:
         super().__init__(scorer, layer)
         if biases not in ("position", "apart"):
             raise InvalidInput(f"biases must be 'position' or 'apart', not {biases!r}")
+        if precision is not None and precision not in _DTYPES:
+            raise InvalidInput(f"precision must be 'fp16' or 'bf16', or None for the model's own, not {precision!r}")
+        self.precision, self.dtype = precision, _DTYPES.get(precision or "")
         self.rules, self.biases_by_position = known_rules(rules), biases == "position"
 
     @property
     def settings(self) -> dict[str, Any]:
         biases = "position" if self.biases_by_position else "apart"
-        return {"layer": self.layer, "rules": self.rules.name, "biases": biases}
+        lower = {} if self.precision is None else {"precision": self.precision}
+        return {"layer": self.layer, "rules": self.rules.name, "biases": biases, **lower}
 
     def check(self) -> None:
         """Sum of rows + rest = embedding, and embedding = what the encoder says without the recorder."""

@@ -90,7 +90,7 @@ class BTI(PairMethod):
 
     def _freeze(self, batch: Batch) -> tuple[AffineMap, Tensor]:
         """The encoder's derivative from E to F, and the encoder's own embeddings (D, e)."""
-        words = batch.words().to(self.encoder.dtype)
+        words = batch.words().to(self.encoder.device, self.encoder.dtype)
         shares = words / words.sum(dim=1, keepdim=True).clamp_min(1)
         return freeze(self.encoder, batch, self.layer, JACOBIAN, shares=shares)
 

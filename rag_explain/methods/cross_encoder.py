@@ -34,6 +34,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from rag_explain.devices import BatchSize
 from rag_explain.encoder.batch import Batch, Side
 from rag_explain.encoder.model import check_hidden
 from rag_explain.encoder.pair_reading import Pairs
@@ -125,7 +126,7 @@ class PairRelevance(Method):
     def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         pairs = self.scorer.read_pairs(query.passages[0], documents.passages)
         compute = self._as_a_whole if query.tokens[0] == (WHOLE,) else self._as_pairs
-        found = pairs.in_buckets(_POSITIONS, compute)
+        found = pairs.in_buckets(BatchSize(_POSITIONS), compute)
         return [found[index] for index in range(len(pairs))]
 
     def _as_a_whole(self, pairs: Pairs) -> list[ExplainedPair]:
@@ -167,13 +168,16 @@ class PairRelevance(Method):
         cells = slopes.new_zeros(count, *numbers.shape)
         if not count:  # an empty query
             return cells
-        for start, images in lower.images(numbers, self.max_bytes):
+
+        def take(start: int, images: Tensor) -> None:
             stop = min(start + len(images), count)  # the rest is no token's
             cells[start:stop] += (images[: stop - start] * slopes).sum(dim=-1)
+
+        lower.push_groups(numbers, take, self.max_bytes)
         step = lower.chunk(self.max_bytes, count)
         for start in range(0, count, step):
             index = torch.arange(start, min(start + step, count), device=numbers.device)[:, None, None]
-            places = slopes * (numbers == index).unsqueeze(-1)
+            places = slopes * (numbers == index).unsqueeze(-1).to(slopes.device)
             cells[start : start + step] += lower.by_token(places, self.max_bytes)
         return cells
 

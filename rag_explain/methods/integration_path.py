@@ -87,7 +87,7 @@ class IntegrationPath:
             batch = self.batch if self.spreads else self.batch.select([0] * len(alpha))
             yield freeze(self.encoder, batch, self.layer, JACOBIAN, at=at)[0], share
 
-    def rows(self, max_bytes: int, groups: Tensor | None = None) -> Tensor:
+    def rows(self, max_bytes: int | None, groups: Tensor | None = None) -> Tensor:
         """(n_tokens, e): the integral of the Jacobian times what each token owns of a - r.
 
         With `groups` (1, n), the index of each position's group, one row for each group.
@@ -101,7 +101,7 @@ class IntegrationPath:
             total += torch.einsum("k,nke->ne", weights, rows)
         return self.counted(total[self.batch.positions(0)] if groups is None else total)
 
-    def relevance(self, block: Tensor, max_bytes: int) -> Tensor:
+    def relevance(self, block: Tensor, max_bytes: int | None) -> Tensor:
         """(c, n_tokens): <block (c, e), rows> without building the rows, by pulling `block` back at each node."""
         total = block.new_zeros(len(block), len(self.change))
         for frozen, weights in self.maps():

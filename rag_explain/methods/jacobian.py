@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from rag_explain import pairing
+from rag_explain.devices import is_full
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.reference import REFERENCES, Reference
 from rag_explain.errors import InvalidInput, UnsupportedModel, UnsupportedOperation
@@ -123,7 +124,9 @@ class JacobianMethod(EncoderMethod):
         _, copied = freeze(self.encoder, batch.select([0, 0]), self.layer, JACOBIAN, at=at)
         try:
             _, spread = freeze(self.encoder, batch, self.layer, JACOBIAN, at=at)
-        except (RuntimeError, ValueError, IndexError, UnsupportedOperation):
+        except (RuntimeError, ValueError, IndexError, UnsupportedOperation) as error:
+            if is_full(error):
+                raise
             return False
         return spread.shape == copied.shape and bool(torch.allclose(spread, copied, rtol=1e-3))
 

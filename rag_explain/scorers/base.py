@@ -138,7 +138,7 @@ class Scorer(ABC):
         raise InvalidInput(f"{self.name} has no tokens to count")
 
     def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(D, n, h) a vector of length one per position, and (D, n) which of them are compared."""
+        """(D, n, h) a vector of length one per position; (D, n), in main memory, which of them are compared."""
         raise InvalidInput(f"{self.name} has no vectors of tokens to be compared: use {self._own_methods}")
 
     def by_terms(self, query: Batch, documents: Batch) -> Iterator[TermSplit]:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rag_explain.devices import BatchSize
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.cross_encoder import PairEncoder
 from rag_explain.encoder.pair_reading import SIDES, Pairs
@@ -96,7 +97,7 @@ class CrossEncoder(EncoderScorer):
             return torch.zeros(0, len(self._encoder.labels))
         with self.computing():
             pairs = self.read_pairs(as_passage(query), passages)
-            found = pairs.in_buckets(_READ_TOKENS, self._encoder.run)
+            found = pairs.in_buckets(BatchSize(_READ_TOKENS), self._encoder.run)
             return torch.stack([found[index] for index in range(len(pairs))]).float()
 
     def shown(self, logits: Tensor) -> Tensor:

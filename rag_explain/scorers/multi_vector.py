@@ -58,11 +58,11 @@ class MultiVector(EncoderScorer):
     def token_vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The model's own token vectors; those that it scores are compared."""
         self._encoder.follow_device()
-        output = self._encoder.whole(dict(batch.features), task=batch.role)
+        output = self._encoder.whole(dict(batch.to(self._encoder.device).features), task=batch.role)
         vectors, mask = output["token_embeddings"], output["attention_mask"].bool()
         if vectors.shape[1] != batch.features["input_ids"].shape[1]:
             raise UnsupportedModel(
                 "the model merges the vectors of several tokens (token pooling), so a vector is no token's: "
                 "load it without its token pooling module"
             )
-        return vectors, mask
+        return vectors, mask.cpu()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from rag_explain.errors import FormatError, InvalidInput, ProcessBound, StoreError
 from rag_explain.factors import Factors
@@ -56,6 +56,8 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
         remote: a URL (s3://, gs://, az://, file://) or anything with the four methods of `Objects`.
         memory_bytes: what memory may take, per device; one number is the limit of every device.
         max_bytes: what the disk tier may take.
+        device_precision: of what memory holds on a device that is not the CPU: "fp16" takes half of the room there and
+            adds an error of about 2e-4; it is multiplied in float32.
         precision: of stored rows; "fp16" adds an error of about 2e-4, "int8" about 4e-3 at half the size.
         readonly: only read: nothing is made or changed in the folder or the remote.
     """
@@ -70,13 +72,16 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
         memory_bytes: int | Mapping[str, int] = DEFAULT_MEMORY_BYTES,
         max_bytes: int = DEFAULT_DISK_BYTES,
         precision: Precision = "fp16",
+        device_precision: Literal["fp32", "fp16"] = "fp32",
         readonly: bool = False,
     ) -> None:
         if precision not in get_args(Precision):
             raise InvalidInput(f"precision must be fp32, fp16 or int8, not {precision!r}")
         if not (folder is None or isinstance(folder, PathLike) or _is_path(folder)):
             raise InvalidInput(f"a store is kept in a folder, not {folder!r}: give a bucket's URL as Store(remote=...)")
-        self._memory = Memory(memory_bytes)
+        if device_precision not in ("fp32", "fp16"):
+            raise InvalidInput(f"device_precision must be fp32 or fp16, not {device_precision!r}")
+        self._memory = Memory(memory_bytes, is_half=device_precision == "fp16")
         self._disk = None if folder is None else Disk(folder, max_bytes=max_bytes, readonly=readonly)
         self._tiers: list[Tier] = [] if self._disk is None else [self._disk]  # below memory
         if remote is not None:
@@ -107,11 +112,9 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
         rows: dict[bytes, Row] = {}
         with self._tolerated(tier, "read"):
             rows = tier.get(keys)
-        found: dict[bytes, KeptFactors] = {}
-        for key, row in rows.items():
-            factors = self._decode(tier, row)
-            if factors is not None:
-                found[key] = KeptFactors(self._memory.put(key, factors, device=device, owners=row.owners), tier.name)
+        read = {key: (self._decode(tier, row), row.owners) for key, row in rows.items()}
+        whole = {key: (factors, owners) for key, (factors, owners) in read.items() if factors is not None}
+        found = {key: KeptFactors(one, tier.name) for key, one in self._memory.put_many(whole, device=device).items()}
         if found and self._epoch() != epoch:
             self._memory.drop(found)
         elif found and self._disk is not None and tier is not self._disk:
@@ -157,11 +160,11 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
         """Keep these factors in every tier, and hand them back as they will be served from now on."""
         placed: dict[bytes, Placed] = {}
         for batch in chunks(new, _BATCH):
-            rows: list[Row] = []
+            rows, kept = list[Row](), dict[bytes, tuple[Factors, tuple[bytes, ...]]]()
             for one in batch:
                 owners = tuple(map(owner, one.ids))
-                factors = self._as_kept(one, owners, rows) if self._tiers else one.factors
-                placed[one.key] = self._memory.put(one.key, factors, device=device, owners=owners)
+                kept[one.key] = self._as_kept(one, owners, rows) if self._tiers else one.factors, owners
+            placed |= self._memory.put_many(kept, device=device)
             for tier in self._tiers:
                 self._keep(tier, rows)
         return placed
@@ -201,6 +204,10 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
             for key, one in placed.items():
                 builds[key].result = ready[key] = KeptFactors(one, "built")
         return ready
+
+    def make_room(self, device: str) -> None:
+        """Keep in main memory what is on a device, until it is asked for there again."""
+        self._memory.make_room(device)
 
     def link(self, documents: Sequence[tuple[bytes, Sequence[str]]]) -> None:
         """Let documents own factors that are kept already, so that forgetting the document erases them."""
