@@ -46,7 +46,6 @@ LAYERS = """
     retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.sharing retrieval.legs
     retrieval.nested retrieval.mmr retrieval.search retrieval.truth
     retrieval.corpus retrieval.places retrieval.hit_questions retrieval.background retrieval.black_box
-    retrieval.looks
     retrieval.looks retrieval.adapter retrieval.saved_index
     retrieval.asked retrieval.ladder retrieval.store_questions retrieval.faiss_rows retrieval.faiss_questions
     retrieval.faiss retrieval.hybrid retrieval faiss

@@ -257,8 +257,8 @@ def test_the_next_number_of_nodes_follows_the_errors() -> None:
 def test_without_shared_masks_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     method = IntegratedJacobians(BiEncoder(Encoder(tiny("t5"))), 1)
     rows, path = rows_of(method, QUERY)
-    assert method._spreads
-    monkeypatch.setitem(vars(method), "_spreads", False)
+    assert method._spreads("document")
+    monkeypatch.setattr(method, "_spreads", lambda role: False)
     copied, other = rows_of(method, QUERY)
     assert path.nodes == other.nodes
     assert torch.allclose(rows, copied, atol=1e-12)

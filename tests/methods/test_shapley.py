@@ -99,7 +99,7 @@ def test_it_is_kept_planned_and_stopped_like_occlusion(tmp_path: Path) -> None:
         assert kept.references == built.references
     with Explainer(asked, "shapley", samples=6, store=tmp_path) as explainer:
         assert explainer.explain(QUERY, LONG, unit="word").provenance["path"] == "built"
-    explainer = Explainer(Asked(), "shapley", samples=4, max_calls=9 + 40)
+    explainer = Explainer(Asked(), "shapley", samples=4, max_calls=9 + 75)
     assert explainer.explain(QUERY, LONG, unit="word").provenance["path"] == "partial"
 
 
