@@ -32,7 +32,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", SETTINGS, ids=("defaults", "stemmed", "own-stopwords", "first-letters"))
 @pytest.mark.parametrize("text", TEXTS)
 def test_settings_of_bm25s_are_read_as_bm25s_reads_them(settings: dict[str, Any], text: str) -> None:
     analyser = as_analyser(functools.partial(bm25s.tokenize, **settings))
