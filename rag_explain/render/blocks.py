@@ -39,6 +39,14 @@ class Words(_Visible):
 
 
 @dataclass(frozen=True, slots=True)
+class Fold(_Visible):
+    """A part of a text that is there to be opened; a medium that cannot fold says what it leaves out."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Texts(_Visible):
     """Texts with their labels and numbers, one below the other; the first is the query."""
 
@@ -56,10 +64,10 @@ class Figures(_Visible):
 
 @dataclass(frozen=True, slots=True)
 class Line(_Visible):
-    """A sentence; a `warning` is what a reader must know before trusting the numbers."""
+    """A sentence; an `answer` is what was asked for, a `warning` what to know before trusting the numbers."""
 
     text: str
-    tone: Literal["plain", "muted", "aside", "warning"] = "plain"
+    tone: Literal["plain", "answer", "muted", "aside", "warning"] = "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,7 @@ class Cell(_Visible):
 
     text: str
     value: float
+    note: str = ""  # what else is known of it, where there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,8 @@ class GridRow(_Visible):
     total: str
     cells: tuple[Cell, ...]  # none where there is nothing to show
     more: tuple[str, ...] = ()
+    bar: float = 0.0  # the length of its score's bar, of 1
+    above: str = ""  # a line that parts this row from those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,31 @@ class Grid(_Visible):
 
 
 @dataclass(frozen=True, slots=True)
+class FacingRow(_Visible):
+    """What one name carries on either side, and what it met there; no value where it has none."""
+
+    name: str
+    left: float
+    right: float
+    left_met: str = ""
+    right_met: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facing(_Visible):
+    """Two sides of the same names, their bars on one scale."""
+
+    left: str
+    name: str
+    right: str
+    rows: tuple[FacingRow, ...]
+
+    @property
+    def scale(self) -> float:
+        return max((abs(value) for row in self.rows for value in (row.left, row.right)), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Legend(_Visible):
     """The scale of the tints, for a medium whose tints are continuous."""
 
@@ -129,7 +165,7 @@ class Legend(_Visible):
     text: str
 
 
-Block: TypeAlias = Texts | Words | Figures | Line | Table | Grid | Legend
+Block: TypeAlias = Texts | Words | Fold | Figures | Line | Table | Grid | Facing | Legend
 
 
 @dataclass(frozen=True, slots=True)

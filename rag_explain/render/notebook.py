@@ -8,7 +8,7 @@ scripts and styles are removed, still shows it.
 from typing import assert_never
 from xml.etree import ElementTree as ET
 
-from rag_explain.render.blocks import Block, Figures, Grid, Legend, Line, Table, Texts, View, Words
+from rag_explain.render.blocks import Block, Facing, Figures, Fold, Grid, Legend, Line, Table, Texts, View, Words
 from rag_explain.render.palette import EITHER, MARKED, POWER, STRENGTH
 from rag_explain.render.sentences import number
 
@@ -19,9 +19,14 @@ _NUMBER = f"{_CELL};text-align:right;white-space:nowrap;font-variant-numeric:tab
 _HEAD = "padding:.1em .6em;text-align:center;border:0;min-width:5em"
 _QUERY = "font-size:1.1em;font-weight:600;white-space:pre-wrap"
 _TEXT = "white-space:pre-wrap;line-height:1.9;margin:.4em 0"
+_BESIDE = "display:flex;flex-wrap:wrap;gap:0 2em"
+_LEFT = "padding:.15em .6em;text-align:right;border:0;width:42%;background:none"
+_MIDDLE = "padding:.15em .6em;text-align:center;border:0;background:none"
+_RIGHT = "padding:.15em .6em;text-align:left;border:0;width:42%;background:none"
 _MARK = f"{_MUTED};border:1px dashed;border-radius:.3em;padding:0 .3em;margin:0 .3em"
 _TONES = {
     "plain": "",
+    "answer": "font-size:1.15em;font-weight:600;margin:.2em 0",
     "muted": _MUTED,
     "aside": "font-style:italic",
     "warning": f"border-left:3px solid {EITHER.hex(-1)};padding-left:.6em;margin:.3em 0",
@@ -45,25 +50,41 @@ def draw(view: View) -> str:
 def _block(target: ET.Element, block: Block) -> None:
     match block:
         case Texts():
-            for index, row in enumerate(block.rows):
-                _add(target, "div", _MUTED, f"{row.label} {row.number}")
-                _words(_add(target, "div", _TEXT if index else _QUERY), row)
+            _texts(target, block)
         case Words():
             _words(_add(target, "div", _TEXT), block)
         case Figures():
             figures = _add(target, "div", "font-variant-numeric:tabular-nums")
             _add(figures, "b", "", f"{block.name} {block.total}")
             _add(figures, "span", "", block.parts)
+        case Fold():
+            folded = _add(target, "details", "margin:.2em 0")
+            _add(folded, "summary", f"{_MUTED};cursor:pointer", block.title)
+            _add(folded, "div", _TEXT, block.text).set("dir", "auto")
         case Line():
             _add(target, "div", _TONES[block.tone], block.text)
         case Table():
             _table(target, block)
         case Grid():
             _grid(target, block)
+        case Facing():
+            _facing(target, block)
         case Legend():
             _legend(_add(target, "div", _MUTED), block)
         case _:
             assert_never(block)
+
+
+def _texts(target: ET.Element, texts: Texts) -> None:
+    """The query, and the others below it; two documents side by side where there is room."""
+    beside = _add(target, "div", _BESIDE) if len(texts.rows) > 2 else target
+    for index, row in enumerate(texts.rows):
+        place = _add(beside, "div", "flex:1 1 20em;min-width:0") if index and beside is not target else target
+        _add(place, "div", _MUTED, f"{row.label} {row.number}")
+        _words(_add(place, "div", _TEXT if index else _QUERY), row)
+    if beside is not target:  # below the query, which was added after it
+        target.remove(beside)
+        target.append(beside)
 
 
 def _words(target: ET.Element, words: Words) -> None:
@@ -87,7 +108,7 @@ def _tint(value: float, scale: float) -> str:
 
 
 def _table(target: ET.Element, table: Table) -> None:
-    """A table with a title can be folded, and is if it is one of several. Its numbers do without bars."""
+    """A table with a title can be folded, and is if it is one of several."""
     if table.title:
         target = _add(target, "details", "margin:.2em 0 .6em")
         target.attrib |= {"open": "open"} if table.brief is None else {}
@@ -100,10 +121,14 @@ def _table(target: ET.Element, table: Table) -> None:
     head = _add(drawn, "tr", "background:none")
     for column, style in zip(table.columns, styles, strict=True):
         _add(head, "th", f"{style};font-weight:400;opacity:.7", column.title).set("scope", "col")
-    for cells in table.rows:
+    if table.bars:
+        _add(head, "td", _CELL)
+    for at, cells in enumerate(table.rows):
         row = _add(drawn, "tr", "background:none")
         for cell, style in zip(cells, styles, strict=True):
             _add(row, "td", style, cell)
+        if table.bars:
+            _bar(_add(row, "td", f"{_CELL};min-width:8em"), table.bars[at], table.scale)
     if rest := table.left_out(len(table.rows)):
         _add(target, "div", _MUTED, rest)
 
@@ -118,6 +143,9 @@ def _grid(target: ET.Element, grid: Grid) -> None:
     for title in grid.more:
         _add(head, "th", f"{_NUMBER};font-weight:400;opacity:.7", title).set("scope", "col")
     for row in grid.rows:
+        if row.above:
+            parted = _add(_add(drawn, "tr", "background:none"), "td", f"{_MUTED};border-top:2px dashed", row.above)
+            parted.set("colspan", str(3 + len(grid.heads) + len(grid.more)))
         line = _add(drawn, "tr", "background:none")
         _add(line, "td", _NUMBER, str(row.rank))
         _add(line, "th", f"{_CELL};font-weight:600", row.name).set("scope", "row")
@@ -126,8 +154,39 @@ def _grid(target: ET.Element, grid: Grid) -> None:
             met = _add(line, "td", f"{_HEAD};{_tint(cell.value, grid.scale)}")
             _add(met, "div", "", cell.text).set("dir", "auto")
             _add(met, "div", _MUTED, number(cell.value))
+            if cell.note:
+                _add(met, "div", _MUTED, cell.note)
         for text in row.more:
             _add(line, "td", _NUMBER, text)
+
+
+def _facing(target: ET.Element, facing: Facing) -> None:
+    """Names in the middle, bars to either side."""
+    target = _add(target, "div", "overflow-x:auto")
+    drawn = _add(target, "table", "border-collapse:collapse;margin:.3em 0;width:100%")
+    head = _add(drawn, "tr", "background:none")
+    sides = ((f"met in {facing.left}", _LEFT), (facing.name, _MIDDLE), (f"met in {facing.right}", _RIGHT))
+    for title, style in sides:
+        _add(head, "th", f"{style};font-weight:400;opacity:.7", title).set("scope", "col")
+    for row in facing.rows:
+        line = _add(drawn, "tr", "background:none")
+        _side(_add(line, "td", _LEFT), row.left, row.left_met, facing.scale, "auto")
+        name = _add(line, "th", f"{_MIDDLE};font-weight:600", row.name)
+        name.attrib |= {"scope": "row", "dir": "auto"}
+        _side(_add(line, "td", _RIGHT), row.right, row.right_met, facing.scale, "0")
+
+
+def _side(target: ET.Element, value: float, met: str, scale: float, margin: str) -> None:
+    _add(target, "bdi", _MUTED, met)
+    _add(target, "span", "white-space:nowrap;font-variant-numeric:tabular-nums", f" {number(value)} ")
+    _bar(target, value, scale, margin)
+
+
+def _bar(target: ET.Element, value: float, scale: float, margin: str = "0") -> None:
+    """A bar whose length is |value|, broken where it is against; a border, which forced colours keep."""
+    share = 100 * abs(value) / scale if scale else 0.0
+    line = f"border-top:.35em {'solid' if value > 0 else 'dashed'} {EITHER.hex(value)}"
+    _add(target, "div", f"{line};width:{share:.1f}%;margin-left:{margin}")
 
 
 def _legend(target: ET.Element, legend: Legend) -> None:

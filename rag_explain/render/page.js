@@ -32,6 +32,14 @@
     node.classList.toggle("marked", strength > 0.1);
   };
 
+  // On a narrow screen the rows are no longer laid out as a table: the roles keep it one for a screen reader.
+  const asTable = (table) => {
+    for (const [selector, role] of [["thead, tbody", "rowgroup"], ["tr", "row"], ["td", "cell"], ["th[scope=row]", "rowheader"], ["th[scope=col]", "columnheader"]])
+      for (const node of table.querySelectorAll(selector)) node.setAttribute("role", role);
+    table.setAttribute("role", "table");
+    return table;
+  };
+
   // Code is lines of which most are indented or end in what ends a line of a program.
   const isCode = (pieces) => {
     const lines = pieces.map(([text]) => text).join("").split("\n").filter((line) => line.trim());
@@ -150,24 +158,30 @@
         link.type = "button";
         link.addEventListener("click", () => this.show(at));
         const cells = row.cells.map((cell, k) => {
-          const word = el("button", "tint cell", named(cell.text), num(cell.value));
+          const word = el("button", "tint cell", el("span", "of", named(grid.heads[k])), named(cell.text), num(cell.value), cell.note && el("span", "note", cell.note));
           word.type = "button";
           word.title = `“${grid.heads[k]}” in ${row.name}: show its pairs`;
           tint(word, cell.value, grid.scale);
           word.addEventListener("click", () => this.show(at, grid.columns[k]));
-          return el("td", "", word);
+          return el("td", "met", word);
         });
         if (!cells.length) { const none = el("td", "muted", "no explanation"); none.colSpan = grid.heads.length + grid.more.length; cells.push(none); }
         const name = el("th", "", link);
         name.scope = "row";
-        return el("tr", "", el("td", "num muted", `${row.rank}`), name, el("td", "num", row.total), ...cells, ...row.more.map((text) => el("td", "num muted", text)));
-      });
-      const heads = el("tr", "", el("td"), head("document", "col"), head("score", "col"), ...grid.heads.map((text) => head(text, "col", "word")), ...grid.more.map((text) => head(text, "col")));
-      const table = el("div", "scroll", el("table", "overview", el("thead", "", heads), el("tbody", "", ...rows)));
+        const score = el("td", "num score", row.total);
+        if (row.bar) { const bar = el("span", "bar"); bar.style.setProperty("--a", row.bar.toFixed(3)); score.prepend(bar); }
+        const line = el("tr", "", el("td", "num muted", `${row.rank}`), name, score, ...cells, ...row.more.map((text) => el("td", "num muted more", text)));
+        if (!row.above) return [line];
+        const above = el("td", "above", row.above);
+        above.colSpan = line.children.length;
+        return [el("tr", "parted", above), line];
+      }).flat();
+      const heads = el("tr", "", el("td"), head("document", "col"), head("score", "col", "num"), ...grid.heads.map((text) => head(text, "col", "word")), ...grid.more.map((text) => head(text, "col")));
+      const table = el("div", "scroll", asTable(el("table", "overview", el("thead", "", heads), el("tbody", "", ...rows))));
       table.tabIndex = 0;
       table.setAttribute("role", "region");
       table.setAttribute("aria-label", "Hits by words of the query");
-      const lines = grid.said.map(([text, tone]) => el("p", tone === "warning" ? "notice" : tone === "muted" ? "muted small" : "reason", text));
+      const lines = grid.said.map(([text, tone]) => el("p", { warning: "notice", muted: "muted small" }[tone] ?? "reason", text));
       return [el("div", "panel", ...lines, table)];
     }
 
@@ -528,11 +542,7 @@
         return head;
       }));
       const table = el("table", byWord ? (heads.length > 36 ? "grid dense" : "grid") : "grid sentences", el("thead", "", line), el("tbody", "", ...rows));
-      // On a narrow screen the rows are no longer laid out as a table: the roles keep it one for a screen reader.
-      for (const [selector, role] of [["thead, tbody", "rowgroup"], ["tr", "row"], ["td", "cell"], ["th[scope=row]", "rowheader"], ["th[scope=col]", "columnheader"]])
-        for (const node of table.querySelectorAll(selector)) node.setAttribute("role", role);
-      table.setAttribute("role", "table");
-      const scroll = el("div", "scroll", table);
+      const scroll = el("div", "scroll", asTable(table));
       scroll.tabIndex = 0;
       scroll.setAttribute("role", "region");
       scroll.setAttribute("aria-label", title);

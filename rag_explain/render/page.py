@@ -21,7 +21,7 @@ from rag_explain.render import notebook
 from rag_explain.render.blocks import Line, Table, View
 from rag_explain.render.sentences import (
     all_visible,
-    background,
+    background_line,
     balance,
     facts,
     missing,
@@ -68,20 +68,21 @@ def write_answers(answers: Iterable[tuple[Sequence[str], Iterable[Item]]]) -> st
 
 def _page(sections: Sequence[dict[str, Any]], path: str | Path | None) -> str:
     style, script = _asset("page.css"), _asset("page.js")
-    sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
-    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     data = {"open": sum(len(section["cards"]) for section in sections) == 1, "sections": sections}
-    page = _asset("page.html").format(policy=policy, style=style, script=script, data=_json(data))
-    return _written(page, path)
+    body = _asset("explore.html").format(data=_json(data), script=script)
+    sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    return _written("Why these documents?", sources, body, path)
 
 
 def write_view(view: View, path: str | Path | None = None, title: str = "Where to look") -> str:
     """A page of blocks without anything to explore, and so without a script; also written to `path`, if given."""
-    policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-    return _written(_asset("view.html").format(policy=policy, title=title, body=notebook.draw(view)), path)
+    body = f'<h1>{title}</h1>\n<div class="answer">{notebook.draw(view)}</div>'
+    return _written(title, "style-src 'unsafe-inline'", body, path)
 
 
-def _written(page: str, path: str | Path | None) -> str:
+def _written(title: str, sources: str, body: str, path: str | Path | None) -> str:
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
+    page = _asset("page.html").format(policy=policy, title=title, style=_asset("page.css"), body=body)
     if path is not None:
         Path(path).write_text(page, encoding="utf-8")
     return page
@@ -99,7 +100,7 @@ def _sections(items: Iterable[Item]) -> list[dict[str, Any]]:
     sections: list[dict[str, Any]] = []
     query: str | None = None
     found = [item for item in items if isinstance(item, Hit)]
-    line = background(found) if len(found) == len(items) else None
+    line = background_line(found) if len(found) == len(items) else None
     for at, item in enumerate(items):
         explanations = _explanations(item)
         asked = explanations[0].query if explanations else query  # without one, it stays with the query before it

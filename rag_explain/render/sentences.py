@@ -146,11 +146,15 @@ def standing(hit: Hit) -> str:
     )
 
 
-def background(hits: Sequence[Hit]) -> tuple[int, str] | None:
-    """Before which of the hits background begins, by its place, and how to say so; None where it does not."""
-    shares = [hit.standing for hit in hits]
-    below = [share is not None and share < LINE for share in shares]
-    start = next((at for at in range(len(hits)) if all(below[at:])), None)
+def background(standings: Sequence[float | None]) -> int | None:
+    """Before which of the hits background begins, by its place; None where it does not."""
+    below = [share is not None and share < LINE for share in standings]
+    return next((at for at in range(len(below)) if all(below[at:])), None)
+
+
+def background_line(hits: Sequence[Hit]) -> tuple[int, str] | None:
+    """The same, and how to say so."""
+    start = background([hit.standing for hit in hits])
     calibration = None if start is None else hits[start].calibration
     if start is None or calibration is None:
         return None

@@ -14,14 +14,28 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rag_explain.render.blocks import Block, Figures, Grid, GridRow, Legend, Line, Table, Texts, View, Words
+from rag_explain.render.blocks import (
+    Block,
+    Facing,
+    Figures,
+    Fold,
+    Grid,
+    GridRow,
+    Legend,
+    Line,
+    Table,
+    Texts,
+    View,
+    Words,
+)
 from rag_explain.render.palette import EITHER, GROUND
+from rag_explain.render.sentences import number
 
 # Share of the scale from which a word gets the first, second and third step.
 _STEPS = (0.15, 0.4, 0.7)
-_TONES = {"plain": "", "muted": "dim", "aside": "italic", "warning": "bold"}
+_TONES = {"plain": "", "answer": "bold", "muted": "dim", "aside": "italic", "warning": "bold"}
 _BAR, _LABEL, _INDENT = 16, 8, 4
-_RANK, _GAP, _NUMBER = 5, 2, 6
+_RANK, _GAP, _NUMBER, _MET = 5, 2, 6, 24
 # Characters of a line below which bars are left out, and below which columns that can be spared are.
 _ROOMY, _NARROW = 60, 48
 
@@ -57,12 +71,16 @@ def _block(block: Block) -> RenderableType | None:
             return _words(block)
         case Figures():
             return Text.assemble(f"{block.name} ", (block.total, "bold"), block.parts)
+        case Fold():
+            return Text(f"[{block.title}]", "dim")
         case Line():
             return Text("! " * (block.tone == "warning") + block.text, _TONES[block.tone])
         case Table():
             return _Fitted(_table, block)
         case Grid():
             return _Fitted(_grid, block)
+        case Facing():
+            return _Fitted(_facing, block)
         case Legend():
             return None  # the steps of a terminal's tints are not to be read as values
         case _:
@@ -154,6 +172,8 @@ def _grid(grid: Grid, room: int) -> RichTable:
     for head in grid.more if more else ():
         drawn.add_column(Text(head), justify="right")
     for row in grid.rows:
+        if row.above:
+            drawn.add_row(Text(), Text("── background", "dim"), Text())
         drawn.add_row(*_grid_row(row, grid, chosen, more, numbered <= left))
     return drawn
 
@@ -183,6 +203,25 @@ def _grid_row(row: GridRow, grid: Grid, chosen: Sequence[int], more: bool, has_n
         value = (f" {cell.value:+.2f}" if has_numbers else "", "dim")
         found.append(Text.assemble((cell.text, _tint(cell.value, grid.scale)), value))
     return [*found, *(Text(one, "dim") for one in (row.more if more else ()))]
+
+
+def _facing(facing: Facing, room: int) -> RichTable:
+    """Names, numbers and their difference; what was met on either side where there is room for it."""
+    drawn = RichTable(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
+    has_met = room >= _ROOMY
+    drawn.add_column(Text(facing.name), overflow="fold")
+    for side in (facing.left, facing.right):
+        drawn.add_column(Text(side), justify="right")
+        if has_met:
+            drawn.add_column(Text("met"), overflow="fold", max_width=_MET)
+    if room >= _NARROW:
+        drawn.add_column(Text("difference"), justify="right")
+    for row in facing.rows:
+        cells = [Text(row.name, "bold")]
+        for value, met in ((row.left, row.left_met), (row.right, row.right_met)):
+            cells += [Text(number(value), EITHER.hex(value)), *([Text(met)] if has_met else [])]
+        drawn.add_row(*cells, *([Text(number(row.left - row.right))] if room >= _NARROW else []))
+    return drawn
 
 
 def _bar(value: float, scale: float) -> Text:

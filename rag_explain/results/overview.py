@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Meeting:
     word: str | None  # of the document, which it met most; None where no pair of it is above zero
     value: float  # what that pair carries
     carried: float  # what the word carries over the whole document
+    rank: int | None = None  # of this hit for the query without the word, where that was computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Row:
     id: str
     score: float | None
     meetings: tuple[Meeting, ...]  # one per word of the query; none for a hit without explanation
-    unattributed: float | None  # None where the method does not add up, or nothing is explained
+    unattributed: float | None  # what no word of the query carries; None where the method does not add up
+    standing: float | None = None  # the share of unrelated pairs below it, where that was measured
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Overview(Viewable):
         # A hit of another method or unit has other words: it has no row of cells here.
         same = [one if one is not None and one.query_tokens == words else None for one in shown]
         rows = tuple(_row(hit, one) for hit, one in zip(hits, same, strict=True))
-        silent = _silent(words, rows, itself)
+        read = {word for one in same if one is not None for word in _read(one)}
+        silent = _silent(words, rows, itself, read)
         reason, margin = _first(hits, same, silent or ())
         return cls(tuple(word.label for word in words), rows, reason, margin, silent)
 
@@ -97,18 +100,29 @@ class Overview(Viewable):
 
 def _row(hit: Hit, shown: Explanation | None) -> Row:
     if shown is None:
-        return Row(hit.rank, hit.id, hit.score, (), None)
-    return Row(hit.rank, hit.id, hit.score, tuple(_meetings(shown)), shown.unattributed if shown.additive else None)
+        return Row(hit.rank, hit.id, hit.score, (), None, hit.standing)
+    asked = hit.peek_what_if()
+    changes = () if asked is None else asked.changes
+    ranks = {one.spans: one.rank for one in changes if (one.role, one.kind) == ("query", "without")}
+    meetings = tuple(
+        replace(met, rank=ranks.get(((word.start, word.end),)))
+        for word, met in zip(shown.query_tokens, _meetings(shown), strict=True)
+    )
+    return Row(hit.rank, hit.id, hit.score, meetings, _no_word(shown) if shown.additive else None, hit.standing)
+
+
+def _no_word(shown: Explanation) -> float:
+    return shown.score - float(shown.query_saliency().sum(dtype=np.float64))
 
 
 def _meetings(shown: Explanation) -> Iterator[Meeting]:
     names = [
         f"sentence {j + 1}" if shown.unit == "sentence" else one.label for j, one in enumerate(shown.document_tokens)
     ]
-    for row in shown.pairs:
+    for row, carried in zip(shown.pairs, shown.query_saliency().tolist(), strict=True):
         best = int(np.argmax(row)) if row.size else None
         value = 0.0 if best is None else float(row[best])
-        yield Meeting(names[best] if best is not None and value > 0 else None, max(value, 0.0), float(row.sum()))
+        yield Meeting(names[best] if best is not None and value > 0 else None, max(value, 0.0), carried)
 
 
 # -------------------------------------------------------------------------------------------------- why it came first
@@ -132,7 +146,7 @@ def _first(hits: Sequence[Hit], shown: Sequence[Explanation | None], silent: Seq
         return f"{name} came first in the index, and by the exact similarity {hits[1].id} is {-lead:.4f} ahead.", ""
     because, named = _because(leader, second, lead, hits[1].id, silent)
     margin = ", ".join(f"“{word}” {value:+.4f}" for word, value in named)
-    rest = leader.unattributed - second.unattributed
+    rest = _no_word(leader) - _no_word(second)
     told = f"{lead:.4f} ahead of {hits[1].id}; of that {margin and f'{margin}, '}no word {rest:+.4f}"
     return f"{name} came first {because}; {met}.", told
 
@@ -141,14 +155,14 @@ def _because(
     leader: Explanation, second: Explanation, lead: float, other: str, silent: Sequence[str]
 ) -> tuple[str, list[tuple[str, float]]]:
     """The reason, and the words of the query that it names with their lead over the second hit."""
-    leads = leader.pairs.sum(axis=1, dtype=np.float64) - second.pairs.sum(axis=1, dtype=np.float64)
+    leads = leader.query_saliency().astype(np.float64) - second.query_saliency()
     order = [int(i) for i in np.argsort(-leads, kind="stable") if leads[i] >= _LEAST * lead]
     order = [i for i in order if leader.query_tokens[i].label not in silent][:_NAMED]
     carried = np.cumsum(leads[order]) / lead
     chosen = order[: int(np.searchsorted(carried, _ALL)) + 1]
     named = [(leader.query_tokens[i].label, float(leads[i])) for i in chosen]
     if not chosen or carried[len(chosen) - 1] < _MOST:
-        is_rest = leader.unattributed - second.unattributed >= _MOST * lead
+        is_rest = _no_word(leader) - _no_word(second) >= _MOST * lead
         return "mostly by what no word carries" if is_rest else "by many small differences", named
     here, there = list(_meetings(leader)), list(_meetings(second))
     met = _listed([_met(leader.query_tokens[i], here[i], there[i], other) for i in chosen])
@@ -162,10 +176,15 @@ def _met(word: Token, here: Meeting, there: Meeting, other: str) -> str:
     return f"“{word.label}” met {here.word}{f' more strongly than in {other}' if is_same else ''}"
 
 
+def _read(shown: Explanation) -> set[str]:
+    """The words of the document, as far as it was read."""
+    texts = [one.label for one in shown.document_tokens if one.part == "text"]
+    return {text[start:end].casefold() for text in texts for start, end in word_spans(text)}
+
+
 def _common(shown: Explanation) -> str:
     """Which words stand in both texts, as far as they were read."""
-    texts = [one.label for one in shown.document_tokens if one.part == "text"]
-    read = {text[start:end].casefold() for text in texts for start, end in word_spans(text)}
+    read = _read(shown)
     found = [one.label for one in shown.query_tokens if one.label.casefold() in read and has_word(one.label)]
     where = " in what was read" if "document" in shown.truncated else ""
     return f"in common: {', '.join(dict.fromkeys(found))}" if found else f"no word in common{where}"
@@ -178,8 +197,10 @@ def _listed(parts: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------- what nothing speaks to
 
 
-def _silent(words: Sequence[Token], rows: Sequence[Row], itself: Explanation | None) -> tuple[str, ...] | None:
-    """Words that weigh at least their share in the query, and in no hit have a pair near that weight."""
+def _silent(
+    words: Sequence[Token], rows: Sequence[Row], itself: Explanation | None, read: Collection[str]
+) -> tuple[str, ...] | None:
+    """Words that weigh at least their share in the query, stand in no hit, and have no pair near that weight in one."""
     own = None if itself is None else itself.in_words()
     looked = [row.meetings for row in rows if row.meetings]
     if own is None or own.query_tokens != tuple(words) or not own.additive or not looked:
@@ -188,5 +209,7 @@ def _silent(words: Sequence[Token], rows: Sequence[Row], itself: Explanation | N
     least = float(np.abs(weights).sum()) / len(words)
     best = [max(meetings[i].value for meetings in looked) for i in range(len(words))]
     return tuple(
-        word.label for i, word in enumerate(words) if weights[i] >= least and best[i] < SPOKEN * float(weights[i])
+        word.label
+        for i, word in enumerate(words)
+        if weights[i] >= least and best[i] < SPOKEN * float(weights[i]) and word.label.casefold() not in read
     )

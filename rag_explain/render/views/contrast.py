@@ -1,32 +1,49 @@
 """A contrast: what made the difference in one sentence, then the query's words and the pairs, then both texts, cut."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from rag_explain.render.blocks import Block, Column, Figures, Line, Piece, Section, Table, Texts, View, Words
+from rag_explain.render.blocks import (
+    Block,
+    Column,
+    Facing,
+    FacingRow,
+    Figures,
+    Line,
+    Piece,
+    Section,
+    Table,
+    Texts,
+    View,
+    Words,
+)
 from rag_explain.render.sentences import across, number, one_line, parts, place, source
-from rag_explain.render.views.explanation import trust, unread, warnings
+from rag_explain.render.views.explanation import strongest, trust, unread, warnings, words
 from rag_explain.results.contrast import NO_WORD, Contrast, Difference, StageDifference
+from rag_explain.results.explanation import Explanation
 from rag_explain.results.stages import Stage
 
 _SHOWN = 400  # characters of a document
+_MET, _NAME = 24, 40  # of a word of it, and of its id
 
 
-def contrast_view(contrast: Contrast, *, top: int = 8) -> View:
-    """The `top` words of the query and the `top` pairs that made the largest difference."""
+def contrast_view(contrast: Contrast, *, top: int = 8, ids: Mapping[str, str] | None = None) -> View:
+    """The `top` words of the query and the `top` pairs that made the largest difference; `ids` name either side."""
     sides = {"wanted": contrast.wanted, "got": contrast.got}
     total = contrast.difference
-    figures = Figures("difference", number(total), parts(total, contrast.unattributed, "word"))
+    figures = Figures("difference", number(total), parts(total, _no_word(contrast), "word"))
     documents = (line for side, one in sides.items() for line in unread(one, "document", f"{side}: "))
     read = *unread(contrast.got, "query"), *documents
     told = (line for side, one in sides.items() for line in (*trust(one, f"{side}: "), *warnings(one, f"{side}: ")))
-    texts = [_text("query", contrast.query)]
-    texts += [_text(side, one.document, f"{one.score:.4f}") for side, one in sides.items()]
+    scale = max(strongest(one.document_saliency()) for one in sides.values())
+    query = Words((Piece(contrast.query or ""),), label="query")
+    texts = Texts((query, *(_text(side, sides[side], scale, ids) for side in ("got", "wanted"))))
     return (
-        Section((*read, Line(decided(contrast)), figures, Line(source(contrast.got), "muted"), *told)),
+        Section((*read, Line(decided(contrast), "answer"), figures, Line(source(contrast.got), "muted"), *told)),
         *((Section(_stages(contrast.stages)),) if contrast.stages else ()),
-        Section((_table(contrast.query_words()[:top], "word of the query"),)),
+        Section((texts,)),
+        Section((_words(contrast, top),)),
         Section((_table(contrast.pairs(top), "query · document"),)),
-        Section((Texts(tuple(texts)),)),
     )
 
 
@@ -52,7 +69,7 @@ def _more(one: StageDifference) -> str:
 
 def decided(contrast: Contrast) -> str:
     """What made the difference, in one sentence: whether it was a word at all comes first."""
-    total, unattributed = contrast.difference, contrast.unattributed
+    total, unattributed = contrast.difference, _no_word(contrast)
     if not contrast.got.additive:
         return f"{contrast.got.method} ranks pairs and does not split the scores: that of the difference is not known"
     if not total:
@@ -70,14 +87,53 @@ def decided(contrast: Contrast) -> str:
     return f"the word that speaks most for {winner} is “{one_line(best.query)}” ({number(best.value)}){against}"
 
 
-def _text(label: str, text: str | None, number: str = "") -> Words:
-    shown = text if text is None or len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    return Words((Piece(shown or ""),), label=label, number=number)
+def _no_word(contrast: Contrast) -> float:
+    """What no word of the query carries of the difference: the last row of the table, so that figures agree."""
+    last = contrast.query_words()[-1]
+    return last.value if contrast.got.additive else 0.0
+
+
+def _text(side: str, one: Explanation, scale: float, ids: Mapping[str, str] | None) -> Words:
+    """The beginning of a document, its words tinted; what was cut off is marked."""
+    whole = words(one, "document", scale)
+    pieces, room = [], _SHOWN
+    for piece in whole.pieces:
+        if len(piece.text) > room:
+            pieces.append(Piece("…"))
+            break
+        pieces.append(piece)
+        room -= len(piece.text)
+    label = side if ids is None else f"{side}: {one_line(ids[side], _NAME)}"
+    return replace(whole, pieces=tuple(pieces), label=label, number=f"{one.score:.4f}")
+
+
+def _words(contrast: Contrast, top: int) -> Facing:
+    """The words of the query that made the largest difference, with what each met most; then what no word carries."""
+    found = contrast.query_words()
+    shown = found[:top] if len(found) <= top or not contrast.got.additive else [*found[: top - 1], found[-1]]
+    met = [_met(one) for one in (contrast.got, contrast.wanted)]
+    named = ((one, *(side.get(one.query, "") for side in met)) for one in shown)
+    rows = tuple(FacingRow(one_line(one.query), one.got, one.wanted, *words) for one, *words in named)
+    return Facing("got", "word of the query", "wanted", rows)
+
+
+def _met(one: Explanation) -> dict[str, str]:
+    """For each word of the query, the word of the document with which its pair is largest."""
+    if not one.pairs.size:
+        return {}
+    best = zip(one.query_tokens, one.pairs.argmax(axis=1).tolist(), one.pairs.max(axis=1).tolist(), strict=True)
+    return {word.label: one_line(one.document_tokens[at].label, _MET) for word, at, value in best if value > 0}
 
 
 def _table(items: Sequence[Difference], title: str) -> Table:
     columns = Column(title, width=48), *(Column(name, is_number=True) for name in ("wanted", "got", "got - wanted"))
-    return Table(columns, tuple((_label(item), *map(number, (item.wanted, item.got, item.value))) for item in items))
+    cells = ((_label(one), _known(one.wanted), _known(one.got), number(one.value)) for one in items)
+    return Table(columns, tuple(cells))
+
+
+def _known(value: float) -> str:
+    """A dash for a word that is not in this document."""
+    return number(value) if value else "–"
 
 
 def _label(item: Difference) -> str:

@@ -39,7 +39,7 @@ def hits_view(hits: Iterable[Hit], *, top: int = 3, by: Unit | None = None) -> V
     query = explained[0].query if explained else None
     if explained:
         sections += _overview(hits, query)
-    line = sentences.background(hits)
+    line = sentences.background_line(hits)
     for at, (hit, why) in enumerate(zip(hits, shown, strict=True)):
         if line is not None and line[0] == at:
             sections.append(Section((Line(f"── {line[1]} ──", "aside"),)))

@@ -23,12 +23,13 @@ def why_not_view(found: WhyNot, *, top: int = 6) -> View:
     """The sentence that answers, what would change it, the ladder, and the contrast with its tables first."""
     rank = "" if found.rank is None else f", rank {found.rank:,}" + (f" of {found.total:,}" if found.total else "")
     figures = Figures("wanted", found.wanted, f"{rank}; {found.k} were returned")
-    reason = Line(_sentence(found.reason.text))
+    reason = Line(_sentence(found.reason.text), "answer")
     rows = tuple((_NAMES[rung.name], f"{'→ ' if rung is found.reason else ''}{rung.text}") for rung in found.rungs)
     ladder: Block = Table((Column("looked at"), Column("seen")), rows)
     tried = tuple(Line(f"What would change it: {one.text}") for one in found.suggestions)
     head = Section((Line(f"Why not {found.wanted}? “{found.query}”", "muted"), figures, reason, *tried))
-    words = () if found.contrast is None else contrast_view(found.contrast, top=top)
+    ids = {"wanted": found.wanted, "got": found.got or ""}
+    words = () if found.contrast is None else contrast_view(found.contrast, top=top, ids=ids)
     return (head, Section((ladder,)), *words)
 
 
