@@ -172,7 +172,7 @@ def test_the_demo_finds_the_answer_first_and_its_trap_after(
     assert hits[0]["explanation"]["gap"] == pytest.approx(0.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("command", ["explain a b", "index DOCS --index NEW", "demo", "doctor MODEL", "search a"])
+@pytest.mark.parametrize("command", ["explain a b", "index DOCS --index NEW", "demo", "search a"])
 @pytest.mark.parametrize("device", ["foo", "", "cuda:99"])
 def test_a_device_that_is_not_there_is_one_line(
     command: str, device: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -180,11 +180,10 @@ def test_a_device_that_is_not_there_is_one_line(
     (tmp_path / "a.txt").write_text(CORPUS[0])
     main(["index", str(tmp_path), "--index", str(tmp_path / "index"), "--model", model])
     capsys.readouterr()
-    places = {"DOCS": str(tmp_path / "a.txt"), "NEW": str(tmp_path / "new"), "MODEL": model}
+    places = {"DOCS": str(tmp_path / "a.txt"), "NEW": str(tmp_path / "new")}
     arguments = [places.get(word, word) for word in command.split()]
     arguments += ["--index", str(tmp_path / "index")] if "search" in arguments else []
-    arguments += [] if "doctor" in arguments else ["--model", model]
-    assert main([*arguments, "--device", device]) == 2
+    assert main([*arguments, "--model", model, "--device", device]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"rag-explain: this machine cannot compute on the device '{device}'")
     assert error.count("\n") == 1

@@ -636,7 +636,8 @@ def asked_hits() -> Hits:
             for token in shown.query_tokens
         )
         answer = WhatIf(query=QUERY, document=hit.text or "", score=explanation.score, changes=changes)
-        parts = Parts(lambda name, answer=answer: Deferred.ready(answer))  # type: ignore[misc]
+        kept = {"what_if": Deferred.ready(answer)}
+        parts = Parts(lambda name, kept=kept: kept.get(name, Deferred.skipped("not computed")))  # type: ignore[misc]
         parts["what_if"].get()
         levels, scores = (0.0, 0.99, 1.0), (-1.0, 5.0 if hit.rank == 2 else -0.9, 9.0)
         background = Calibration(
