@@ -166,6 +166,7 @@ class DocumentPlanner:
         built, given, failures, stopped = 0, list[bytes](), _Failures(), ""
         for window in chunks(texts, _WINDOW):
             passages, ids = _readable(window, failures)
+            epoch = self._store.epoch()
             keys = self._keys(passages, self._scorer.fingerprint, unit)
             given += keys
             owners = self._link(keys, ids, kept := self._store.has(keys))
@@ -175,7 +176,8 @@ class DocumentPlanner:
                 new = self._build_all(missing, owners, unit, failures, advance)
             except EmbedderStopped as error:
                 new, stopped = list(self._store.has(list(missing))), str(error)
-            if len(new) > 1 and not self._store.has(new):
+            is_forgotten = self._store.epoch() != epoch  # by another thread or process, while these were built
+            if len(new) > 1 and not is_forgotten and not self._store.has(new):
                 raise StoreError("nothing of what was just built is kept: the store is full or cannot be written to")
             built += len(new)
             if stopped:

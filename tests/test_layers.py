@@ -24,9 +24,8 @@ LAYERS = """
     results.precomputed results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.towers encoder.reading encoder.chunking encoder.identity encoder.working_copy
-    encoder.probing encoder.watch encoder.pair_reading
-    encoder.reference encoder.loading encoder.model encoder.cross_encoder encoder.static encoder.sparse
-    encoder.sparse_static encoder shifted
+    encoder.probing encoder.watch encoder.pair_reading encoder.reference encoder.loading encoder.shared_model
+    encoder.model encoder.cross_encoder encoder.static encoder.sparse encoder.sparse_static encoder shifted
     linear.rules linear.identity linear.owners linear.workspace linear.operations linear.rearrangements
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms

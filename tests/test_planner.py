@@ -286,6 +286,21 @@ def test_threads_share_what_one_of_them_built_where_nothing_is_kept(
     assert len(built) < len(wanted) == 12  # those that waited took the result, though the store kept nothing
 
 
+def test_documents_that_are_forgotten_while_they_are_built_do_not_look_like_a_full_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Store() as store, Explainer(tiny("bert"), store=store) as explainer:
+        factor = explainer.method.factor
+
+        def forgotten(batch, unit):
+            store.forget(["a", "b"])
+            return factor(batch, unit)
+
+        monkeypatch.setattr(explainer.method, "factor", forgotten)
+        found = explainer.precompute(["moon", "cat"], ids=["a", "b"], progress=False)
+        assert (found.built, found.kept, found.failed) == (2, 0, 0)
+
+
 def test_a_store_that_was_given_open_stays_open(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         with Explainer(tiny("bert"), store=store) as explainer:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.encoder.model import Encoder, Towers
+from rag_explain.encoder.model import Encoder
+from rag_explain.encoder.shared_model import Towers
 from rag_explain.encoder.towers import Tower
 from rag_explain.errors import UnsupportedModel
 

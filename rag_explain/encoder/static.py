@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rag_explain.encoder.batch import Batch
-from rag_explain.encoder.model import SharedModel
 from rag_explain.encoder.reading import reader_of
+from rag_explain.encoder.shared_model import SharedModel
 from rag_explain.encoder.towers import Tower
 from rag_explain.errors import UnsupportedModel
 from rag_explain.texts.tokens import Role

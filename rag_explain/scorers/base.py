@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rag_explain.encoder.cross_encoder import PairEncoder
-    from rag_explain.encoder.model import Encoder, SharedModel
+    from rag_explain.encoder.model import Encoder
     from rag_explain.encoder.reading import Reader
+    from rag_explain.encoder.shared_model import SharedModel
     from rag_explain.encoder.watch import Watch
 
 

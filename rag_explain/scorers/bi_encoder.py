@@ -10,7 +10,8 @@ from torch import Tensor
 
 from rag_explain import pairing
 from rag_explain.encoder.batch import Batch
-from rag_explain.encoder.model import Encoder, SharedModel
+from rag_explain.encoder.model import Encoder
+from rag_explain.encoder.shared_model import SharedModel
 from rag_explain.probes import TEXTS
 from rag_explain.results.notices import METHOD, OTHER_SCORE, Notice
 from rag_explain.scorers.base import EncoderScorer

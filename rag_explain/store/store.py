@@ -95,7 +95,7 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
         self._gate = threading.Lock()  # nothing with an owner is kept while a document is being forgotten
         self._own_epoch = 0
         self._disk_epoch: object = None  # as it was read last
-        self._memory_epoch = self._epoch()  # in which nothing that memory holds was forgotten
+        self._memory_epoch = self.epoch()  # in which nothing that memory holds was forgotten
 
     def get(self, keys: Sequence[bytes], device: str = "cpu") -> dict[bytes, KeptFactors]:
         """Those of the keys that are kept anywhere; they are in memory afterwards."""
@@ -115,7 +115,7 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
         read = {key: (self._decode(tier, row), row.owners) for key, row in rows.items()}
         whole = {key: (factors, owners) for key, (factors, owners) in read.items() if factors is not None}
         found = {key: KeptFactors(one, tier.name) for key, one in self._memory.put_many(whole, device=device).items()}
-        if found and self._epoch() != epoch:
+        if found and self.epoch() != epoch:
             self._memory.drop(found)
         elif found and self._disk is not None and tier is not self._disk:
             self._keep(self._disk, [rows[key] for key in found])
@@ -187,6 +187,7 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
 
         When another thread's computation fails, its keys are computed here: its error is its own.
         """
+        epoch = self.epoch()
         with self._building.hold(keys) as builds:
             # Another thread may have built them while this one waited.
             ready: dict[bytes, KeptFactors] = {key: one.result for key, one in builds.items() if one.result is not None}
@@ -194,15 +195,16 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
             missing = [key for key in dict.fromkeys(keys) if key not in ready]
             if not missing:
                 return ready
-            epoch = self._epoch()
             new = compute(missing)
             with self._gate:
-                # When a document was forgotten during the computation, it may be one of these: served, and not kept.
-                barred = {one.key for one in new if one.ids} if self._epoch() != epoch else set()
+                # When a document was forgotten since this was asked for, it may be one of these: served, and neither
+                # kept nor given to a thread that waits for it, and may have asked afterwards.
+                barred = {one.key for one in new if one.ids} if self.epoch() != epoch else set()
                 placed = self.put([one for one in new if one.key not in barred], device)
             placed |= {one.key: Memory(0).put(one.key, one.factors, device=device) for one in new if one.key in barred}
             for key, one in placed.items():
-                builds[key].result = ready[key] = KeptFactors(one, "built")
+                ready[key] = KeptFactors(one, "built")
+                builds[key].result = None if key in barred else ready[key]
         return ready
 
     def make_room(self, device: str) -> None:
@@ -213,9 +215,9 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
         """Let documents own factors that are kept already, so that forgetting the document erases them."""
         links = [(key, [owner(name) for name in ids]) for key, ids in documents]
         links = [(key, owners) for key, owners in links if self._memory.link(key, owners)]
-        for tier in self._tiers:
-            if links and not tier.readonly:
-                with self._tolerated(tier, "written"):
+        for tier in self._tiers if links else ():
+            if not tier.readonly:
+                with self._gate, self._tolerated(tier, "written"):
                     tier.link(links)
 
     def forget(self, ids: Sequence[str]) -> int:
@@ -238,7 +240,7 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
                     step(tier)
                 except StoreError as error:
                     failed[tier.name] = error
-            self._memory_epoch = self._epoch()
+            self._memory_epoch = self.epoch()
             if self._tiers:
                 self._memory.clear()  # it may hold rows whose owners only another process knew
         if failed:
@@ -246,7 +248,7 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
             raise StoreError(f"the documents are not erased everywhere ({reasons}): forget them again")
         return len(gone)
 
-    def _epoch(self) -> tuple[int, object]:
+    def epoch(self) -> tuple[int, object]:
         """Something that changes whenever a document is forgotten, by this store or by a process on the same disk."""
         if self._disk is not None:
             with self._tolerated(self._disk, "read"):
@@ -255,7 +257,7 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
 
     def _drop_forgotten(self) -> tuple[int, object]:
         """Empty memory when another process has forgotten something: it may hold that. Returns the epoch."""
-        epoch = self._epoch()
+        epoch = self.epoch()
         if epoch != self._memory_epoch:
             self._memory.clear()
             self._memory_epoch = epoch

@@ -31,15 +31,30 @@ _WORD = regex.compile(
 )
 
 _END = regex.compile(
-    r"[.!?…؟۔।॥]+[\"'”’»)\]]*(?=\s|$)"  # a mark that a blank follows
+    r"[.!?…؟۔।॥]+[\"'”’»)\]]*(?:\[\w{1,4}\]|[¹²³⁰⁴-⁹])*(?=\s|$)"  # a mark, with notes, that a blank follows
     r"|[。！？｡]+[」』”’）]*"  # a full-width mark needs none
     r"|\n[^\S\n]*(?=\n)"  # an empty line
-    r"|\n(?=\s*(?:[-*•–#|>]|\d+[.)])\s)"  # the next item of a list, a heading, a row of a table
+    r"|\n(?=\s*(?:[-*+•–#|>]|\d+[.)])\s)"  # the next item of a list, a heading, a row of a table
 )
 # A full stop after these ends no sentence; nor does one after an initial or a list item's number.
 _ABBREVIATIONS = regex.compile(
-    r"(?i:mrs?|ms|dr|prof|st|sr|jr|vs|cf|al|figs?|eqs?|nos|vol|pp|sec|approx|inc|ltd|co|corp|dept|est"
-    r"|e\.g|i\.e|u\.s|u\.k|a\.m|p\.m|ph\.d|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)"
+    r"(?i:mrs?|mme|ms|dr|prof|st|vs|cf|figs?|eqs?|nos|vol|pp|sec|approx|est|e\.g|i\.e"
+    r"|nr|abb|bzw|vgl|ggf|sog)"
+)
+# Nor after these, unless the next word mostly begins one.
+_LAST_ABBREVIATIONS = regex.compile(
+    r"(?i:sr|jr|al|inc|ltd|co|corp|dept|u\.s|u\.k|a\.m|p\.m|ph\.d|mio|mrd"
+    r"|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)"
+)
+_BEGINNING = regex.compile(
+    r"\s+(?:The|An|This|That|These|Those|They|There|Then|It|He|She|We|You|I|In|On|At|For|From|If|As|But|However|When"
+    r"|While|His|Her|Its|Their|Our|After|Before|Since|Although|Der|Die|Das|Er|Sie|Es|Wir|Im|Am)\b"
+)
+# Abbreviations of two words, and numbers that German writes with a full stop.
+_PAIR = regex.compile(r"\b(?:z\.\s?B|d\.\s?h|u\.\s?a|[nv]\.\s?Chr|p\.\s?ex)\.")
+_ORDINAL = regex.compile(
+    r"(?<=\b\d{1,2})\.\s(?:Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
+    r"|Jahrhundert|Jahrtausend)"
 )
 _BEFORE_NUMBERS = regex.compile(r"(?i:no|refs?|chap|sect|tab|art|p|ca)")
 # Without capitals there is less to tell by: initials are small, and what may end a sentence mostly does not.
@@ -156,14 +171,19 @@ def _sentence_ends(text: str) -> Iterator[int]:
 def _is_abbreviation(text: str, stop: int, *, is_small: bool) -> bool:
     """Whether the full stop at `stop` shortens a word; `is_small`: a small letter comes next."""
     before = text[max(0, stop - 24) : stop]  # no word is longer
-    if _ITEM_NUMBER.search(before):
+    if _ITEM_NUMBER.search(before) or _ORDINAL.match(text, stop):
         return True
     word = _LAST_WORD.search(before)[0]
     if is_small and _SMALL_ABBREVIATIONS.fullmatch(word):
         return True
     if _BEFORE_NUMBERS.fullmatch(word) and _NUMBER.match(text, stop + 1):
         return True
-    return _ABBREVIATIONS.fullmatch(word) is not None or (len(word) == 1 and word != "I" and word.isupper())
+    if _ABBREVIATIONS.fullmatch(word) or (len(word) == 1 and word != "I" and word.isupper()):
+        return True
+    pair = _PAIR.search(text, max(0, stop - 6), stop + 6)
+    if _LAST_ABBREVIATIONS.fullmatch(word) or (pair and pair.start() < stop < pair.end()):
+        return _BEGINNING.match(text, stop + 1) is None
+    return False
 
 
 def _parts(text: str, start: int, end: int) -> Iterator[Span]:

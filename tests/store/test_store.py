@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,29 @@ def test_what_is_being_built_while_it_is_forgotten_is_not_kept(on_disk: bool, tm
         built = store.build([make_key(0), make_key(1)], compute)
         assert set(built) == {make_key(0), make_key(1)}
         assert set(store.get([make_key(0), make_key(1)])) == {make_key(1)}
+
+
+def test_who_asks_after_something_was_forgotten_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, later = threading.Event(), list[Future[Any]]()
+    with Store() as store, ThreadPoolExecutor() as threads:
+        hold = store._building.hold
+
+        def heard(keys: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                asked.set()
+            return hold(keys)
+
+        def compute(keys: list[bytes]) -> list[NewFactors]:
+            if not later:
+                store.forget(["a"])
+                later.append(threads.submit(store.build, [make_key(0)], compute))
+                assert asked.wait(300)  # and waits for what is computed here, which is not kept
+            return [make_entry(0, ids=("a",))]
+
+        monkeypatch.setattr(store._building, "hold", heard)
+        store.build([make_key(0)], compute)
+        assert later[0].result()[make_key(0)].tier == "built"
+        assert set(store.get([make_key(0)])) == {make_key(0)}
 
 
 def test_the_package_can_be_imported_where_there_is_no_fcntl() -> None:

@@ -63,6 +63,24 @@ def test_words(text: str, expected: list[str]) -> None:
         ),
         ("今日は。明日も！はい", ["今日は。", "明日も！", "はい"]),
         ("नमस्ते। अच्छा", ["नमस्ते।", "अच्छा"]),
+        ("나는 학생입니다. 너는 누구니?", ["나는 학생입니다.", "너는 누구니?"]),
+        (
+            "Shown before.[12][b] Denied.² And (see below.) Then",
+            ["Shown before.[12][b]", "Denied.²", "And (see below.)", "Then"],
+        ),
+        (
+            "She left Apple Inc. He joined Ltd. Ltd. They met in Oct. 1999 at 5 p.m. In the U.S. Army",
+            ["She left Apple Inc.", "He joined Ltd. Ltd.", "They met in Oct. 1999 at 5 p.m.", "In the U.S. Army"],
+        ),
+        (
+            "Am 3. Mai kam er, d. h. Anfang des 20. Jahrhunderts. Um 9 v. Chr. Die Stadt war z.B. Rom.",
+            ["Am 3. Mai kam er, d. h. Anfang des 20. Jahrhunderts.", "Um 9 v. Chr.", "Die Stadt war z.B. Rom."],
+        ),
+        ("We solve for x. Then for z. But", ["We solve for x.", "Then for z.", "But"]),
+        (
+            "Run:\n\n```\nx.append(1)\n\nprint(x)\n```\n> quoted\n+ item",
+            ["Run:", "```\nx.append(1)", "print(x)\n```", "> quoted", "+ item"],
+        ),
         ("  no end  ", ["no end"]),
         ("", []),
     ],
@@ -290,6 +308,9 @@ def test_a_word_that_was_read_in_part_ends_where_reading_did() -> None:
         "東",
         "東、",
         "fig. a ",
+        "u. a. ",
+        "Inc. In ",
+        ".[1]",
     ],
 )
 def test_long_texts_are_segmented_in_linear_time(unit: str) -> None:
