@@ -18,7 +18,7 @@ from rag_explain.results.metric import Metric
 from rag_explain.results.what_if import WhatIf
 from rag_explain.results.why_not import WhyNot
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
-from rag_explain.retrieval.asked import Asked, Removed, checked_limit
+from rag_explain.retrieval.asked import Asked, Removed, checked_limit, no_reason
 from rag_explain.retrieval.background import calibrated
 from rag_explain.retrieval.corpus import Entry
 from rag_explain.retrieval.faiss_rows import FaissCorpus, Filter, Sieve, enough_effort, exhaustive
@@ -82,23 +82,28 @@ class FaissQuestions(ABC):
         `filter` and `min_score` are those of the search that is asked about. Where the index does not give the vectors
         of all documents, an exact rank is known only if as many as `reencode` may be encoded again.
         """
-        limit, sieve = checked_limit(reencode), Sieve(filter, min_score, self.index)
+        sieve = Sieve(filter, min_score, self.index)
         _, hits = self.search_rows(query, k, filter=filter, min_score=min_score)
+        return climb(self.asked(query, hits, k, sieve, reencode), id, got)
+
+    def asked(self, query: str, hits: Hits, k: int, sieve: Sieve, reencode: int = 0) -> Asked:
+        """What tells why a search did not return something else."""
         vector = self._vectors([query])
         metric, reason = self._scoring(vector)
-        asked = Asked(
+        by_filter = no_reason if sieve.filter is None else lambda entry: sieve.reason(entry.document)
+        return Asked(
             query=query,
             hits=hits,
+            k=k,
             corpus=self._corpus(metric),
             explainer=self.explainer,
             vector=vector[0],
             searched="this index",
-            removed=Removed(lambda entry: sieve.reason(entry.document), partial(self._below, sieve, vector)),
+            removed=Removed(by_filter, partial(self._below, sieve, vector)),
             sought=lambda entry: enough_effort(self.index, vector, k, entry.key),
-            reencode=limit,
+            reencode=checked_limit(reencode),
             otherwise=reason,
         )
-        return climb(asked, id, got)
 
     def _below(self, sieve: Sieve, vector: NDArray[np.float32], entry: Entry) -> str | None:
         """Why the least score leaves a row out; None where it does not."""

@@ -16,6 +16,7 @@ from rag_explain.retrieval.background import calibrated
 from rag_explain.retrieval.corpus import Corpus
 from rag_explain.retrieval.places import Places, placed
 from rag_explain.retrieval.search import Search
+from rag_explain.retrieval.trace import overhearing
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
@@ -53,9 +54,11 @@ class StoreQuestions:
 
         limit, corpus, search = checked_limit(reencode), self._corpus(), self._search()
         explainer = self._hit_explainer._explainer_for(search)
+        with overhearing() as runs:
+            hits = self._returned(query, options)
         asked = Asked(
             query=query,
-            hits=self._returned(query, options),
+            hits=hits,
             corpus=corpus,
             explainer=explainer,
             vector=explainer.scorer.embed([query], "query")[0],
@@ -63,6 +66,7 @@ class StoreQuestions:
             removed=self._removed(query, options, corpus),
             surrogate=search.surrogate,
             reencode=limit,
+            run=runs[-1] if runs and runs[-1].answered else None,
         )
         return climb(asked, id, got)
 
