@@ -83,6 +83,12 @@ class Asked:
         """As many as may have been returned."""
         return max(self.k, len(self.hits))
 
+    @cached_property
+    def total(self) -> int | None:
+        """How many a rank is among; where none is known, how many there are, if the index tells that."""
+        entries = self.corpus.entries if self.ranking is None else self.ranking
+        return None if entries is None else len(entries)
+
     def rank(self, entry: Entry) -> int | None:
         """Where an entry stands among all; None where that is not known."""
         return None if self.ranking is None else self.ranking.rank(entry.key)

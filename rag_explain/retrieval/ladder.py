@@ -45,7 +45,7 @@ def climb(asked: Asked, wanted: str, got: str | None = None) -> WhyNot:
             got=None if rival is None else rival.id,
             rungs=tuple(rungs),
             rank=None if entry is None else asked.rank(entry),
-            total=None if asked.corpus.entries is None else len(asked.corpus.entries),
+            total=asked.total,
             k=len(asked.hits),
         )
     if entry is None or rival is None or not rungs or entry.document.text is None or rival.text is None:
@@ -114,14 +114,18 @@ def _chunk(asked: Asked, wanted: str, rungs: list[Rung]) -> Entry | None:
     names = {one.document.id for one in chunks}
     returned = [hit for hit in asked.hits if hit.id in names]
     if returned:
-        there = f"{wanted!r} is there in {len(chunks)} chunks, and was returned: {_named(returned)}"
+        there = f"{wanted!r} is there in {_chunks(len(chunks))}, and was returned: {_named(returned)}"
         rungs.append(Rung("chunks", there, explains=True))
         return next(one for one in chunks if one.document.id == returned[0].id)
     best = _best(asked, chunks)
     listed = ", ".join(str(one.document.id) for one in chunks[:_SHOWN]) + ", …" * (len(chunks) > _SHOWN)
-    there = f"it is there in {len(chunks)} chunks ({listed})"
+    there = f"it is there in {_chunks(len(chunks))} ({listed})"
     rungs.append(Rung("chunks", f"no entry has the id {wanted!r}: {there}; the best of them is {best.document.id}"))
     return best
+
+
+def _chunks(count: int) -> str:
+    return f"{count:,} chunks" if count > 1 else "one chunk"
 
 
 def _named(hits: Sequence[Hit]) -> str:
@@ -244,9 +248,9 @@ def _placed(name: str, rank: int | None, before: int | None = None) -> str:
 
 
 def _cut(asked: Asked, entry: Entry) -> Rung | None:
-    rank, total, k = asked.rank(entry), len(asked.corpus.entries or ()), len(asked.hits)
-    passed = total if asked.ranking is None else len(asked.ranking)
-    of = f" of {total:,}" if passed == total else f" of the {passed:,} that can be compared"
+    rank, count, k = asked.rank(entry), len(asked.corpus.entries or ()), len(asked.hits)
+    total = asked.total or count
+    of = f" of {total:,}" if total == count else f" of the {total:,} that can be compared"
     if rank is None or asked.ranking is None:
         told = "its rank cannot be known without the vectors of all documents"
         return Rung("unknown", f"{told}: reencode={total} encodes them all again" if total else told)

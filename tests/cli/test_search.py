@@ -172,7 +172,7 @@ def test_the_demo_finds_the_answer_first_and_its_trap_after(
     assert hits[0]["explanation"]["gap"] == pytest.approx(0.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("command", ["explain a b", "index DOCS --index NEW", "demo", "doctor MODEL", "search a"])
+@pytest.mark.parametrize("command", ["explain a b", "index DOCS --index NEW", "demo", "search a"])
 @pytest.mark.parametrize("device", ["foo", "", "cuda:99"])
 def test_a_device_that_is_not_there_is_one_line(
     command: str, device: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -180,11 +180,10 @@ def test_a_device_that_is_not_there_is_one_line(
     (tmp_path / "a.txt").write_text(CORPUS[0])
     main(["index", str(tmp_path), "--index", str(tmp_path / "index"), "--model", model])
     capsys.readouterr()
-    places = {"DOCS": str(tmp_path / "a.txt"), "NEW": str(tmp_path / "new"), "MODEL": model}
+    places = {"DOCS": str(tmp_path / "a.txt"), "NEW": str(tmp_path / "new")}
     arguments = [places.get(word, word) for word in command.split()]
     arguments += ["--index", str(tmp_path / "index")] if "search" in arguments else []
-    arguments += [] if "doctor" in arguments else ["--model", model]
-    assert main([*arguments, "--device", device]) == 2
+    assert main([*arguments, "--model", model, "--device", device]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"rag-explain: this machine cannot compute on the device '{device}'")
     assert error.count("\n") == 1
@@ -270,6 +269,14 @@ def test_contrast_climbs_the_ladder(index: Path, tmp_path: Path, capsys: pytest.
     assert main([*asked, "--wanted", names[3], "--html", str(page)]) == 0
     assert "It stands at rank 4" in page.read_text(encoding="utf-8")
     capsys.readouterr()
+
+    assert main(["search", "the old dog", "--index", str(index), "-k", "5", "--hybrid", "--json"]) == 0
+    fused = [hit["id"] for hit in json.loads(capsys.readouterr().out)]
+    assert main([*asked, "--wanted", fused[4], "--hybrid"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "HybridRetriever has it at rank 5, and 2 were returned." in printed
+    assert main([*asked, "--wanted", names[3], "--hybrid", "--min-score", "0.1"]) == 2
+    assert "--filter and --min-score are of a search by vectors alone" in capsys.readouterr().err
 
     assert main([*asked, "--wanted", names[0], "--got", names[4]]) == 2
     assert "was not returned for this query" in capsys.readouterr().err
