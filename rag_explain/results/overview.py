@@ -163,10 +163,11 @@ def _met(word: Token, here: Meeting, there: Meeting, other: str) -> str:
     """What gave a word its lead: that it counts against the other hit, one pair of words, or none of these."""
     if here.carried < -there.carried:
         return f"“{word.label}” counts against {other}"
-    lead = here.carried - there.carried
-    if here.word is None or here.value < _MET * here.carried or here.value - there.value < _MET * lead:
+    if here.word is None or here.value < _MET * here.carried or here.value <= there.value:
         return f"“{word.label}” counted over the whole text"
     is_same = there.word is not None and there.word.casefold() == here.word.casefold()
+    if is_same and here.value - there.value < _MET * (here.carried - there.carried):
+        return f"“{word.label}” counted over the whole text"
     return f"“{word.label}” met {here.word}{f' more strongly than in {other}' if is_same else ''}"
 
 
@@ -201,6 +202,5 @@ def _silent(words: Sequence[Token], rows: Sequence[Row], itself: Explanation | N
     weights = own.query_saliency()
     least = float(np.abs(weights).sum()) / len(words)
     best = [max(meetings[i].value for meetings in looked) for i in range(len(words))]
-    return tuple(
-        word.label for i, word in enumerate(words) if weights[i] >= least and best[i] < SPOKEN * float(weights[i])
-    )
+    silent = (i for i in range(len(words)) if weights[i] >= least and best[i] < SPOKEN * float(weights[i]))
+    return tuple(dict.fromkeys(words[i].label for i in silent))

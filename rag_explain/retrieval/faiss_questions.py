@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.errors import InvalidInput
 from rag_explain.probes import TEXTS
 from rag_explain.results.calibration import Calibration
 from rag_explain.results.hits import Hits
@@ -23,7 +22,7 @@ from rag_explain.retrieval.background import calibrated
 from rag_explain.retrieval.corpus import Entry
 from rag_explain.retrieval.faiss_rows import FaissCorpus, Filter, Sieve, enough_effort, exhaustive
 from rag_explain.retrieval.ladder import climb
-from rag_explain.retrieval.places import Places, placed
+from rag_explain.retrieval.places import Places
 from rag_explain.retrieval.search import RetrievedDocument, Search
 
 if TYPE_CHECKING:
@@ -119,10 +118,7 @@ class FaissQuestions(ABC):
     def what_if(self, query: str, id: str, *, without: Any = None, replace: Any = None) -> WhatIf:
         """As `Explainer.what_if`, of a document of the index by its id, with the rank that it has then."""
         places = self._places(self._scoring(self._vectors([query]))[0])
-        entry = next(iter(places.corpus.named(id)), None)
-        if entry is None or entry.document.text is None:
-            raise InvalidInput(f"there is no document {id!r} with a text in this index")
-        return placed(self.explainer, query, entry.document.text, places, entry.key, without=without, replace=replace)
+        return places.what_if(query, id, without=without, replace=replace)
 
     def calibrate(self, queries: Sequence[str] | None = None) -> Calibration:
         """Measure what unrelated texts score here: hits then say where they stand, and `save` keeps it with the index.

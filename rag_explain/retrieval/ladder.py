@@ -221,7 +221,7 @@ def _followed(asked: Asked, run: Run, entry: Entry, rank: int | None) -> Rung:
     seen = list(run.followed((entry.key, (name, text), name, text)))
     told = ", ".join(_placed(one.name, place) for one, place in seen if place is not None or not one.answered)
     if seen[-1][1] is not None:
-        return Rung("stage", f"{told}, and {len(asked.hits)} were returned", explains=True)
+        return Rung("stage", f"{told}, and {_returned_in_all(len(asked.hits))}", explains=True)
     if all(place is None for _, place in seen):
         of = "" if rank is None else f"; by similarity it stands at rank {rank:,} of {len(asked.ranking or ()):,}"
         depths = [len(one.found or ()) for one, _ in seen if not one.answered]
@@ -230,6 +230,10 @@ def _followed(asked: Asked, run: Run, entry: Entry, rank: int | None) -> Rung:
         return Rung("approximate" if is_missed else "cut", f"no search inside found it: {gave}{of}", explains=True)
     lost = next(one for one, place in seen if place is None and one.answered and _is_inside(seen, one))
     return Rung("stage", f"{told}: {lost.name}, which returned {len(lost.found or ()):,}, left it out", explains=True)
+
+
+def _returned_in_all(count: int) -> str:
+    return f"{count:,} {'was' if count == 1 else 'were'} returned"
 
 
 def _is_inside(seen: Sequence[tuple[Run, int | None]], run: Run) -> bool:
@@ -256,8 +260,8 @@ def _cut(asked: Asked, entry: Entry) -> Rung | None:
         return Rung("unknown", f"{told}: reencode={total} encodes them all again" if total else told)
     kind = "" if asked.ranking.is_exact else " by the coded vectors of the index"
     last = asked.last_rank(entry) or rank
-    place = f"rank {rank:,}" if last == rank else f"rank {rank:,} to {last:,}, with others of the same score"
-    return Rung("cut", f"it stands at {place}{of}{kind}, and {k} were returned", explains=last > asked.most)
+    place = f"rank {rank:,}{of}" if last == rank else f"rank {rank:,} to {last:,}{of}, with others of the same score"
+    return Rung("cut", f"it stands at {place}{kind}, and {_returned_in_all(k)}", explains=last > asked.most)
 
 
 def _with_words(asked: Asked, made: WhyNot, entry: Entry, rival: Hit) -> WhyNot:

@@ -193,7 +193,7 @@ def test_a_document_with_the_score_of_the_last_hit_was_not_missed() -> None:
     returned = {hit.id for hit in searched.search(QUERY, 2)}
     found = searched.why_not(QUERY, next(name for name in ids if name not in returned), k=2)
     assert found.reason.name == "cut"
-    assert "rank 1 to 6, with others of the same score" in found.reason.text
+    assert "rank 1 to 6 of 6, with others of the same score" in found.reason.text
 
 
 def test_a_document_that_was_returned_is_said_to_be() -> None:
