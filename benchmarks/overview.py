@@ -2,7 +2,9 @@
 
     python benchmarks/overview.py --data FOLDER [--data FOLDER] [--queries 40]    minutes; writes results/overview.json
 
-Each FOLDER holds Cranfield or SciFact. To each query a word is added that is in no document of the collection
+Each FOLDER holds Cranfield or SciFact; --keep FOLDER keeps embeddings for the next run.
+
+To each query a word is added that is in no document of the collection
 ("refund", "violin", ...), and its five nearest documents are looked at. It should be named: the share that is named
 is the first figure. What should not be named is a word of the query that stands in one of these documents: the share
 that is named all the same is the second. Every second query chooses the threshold, the others report.
@@ -50,12 +52,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, action="append", required=True, help="a folder; may be given again")
     parser.add_argument("--queries", type=int, default=40, help="of each collection")
+    parser.add_argument("--keep", type=Path, help="folder for embeddings")
     options = parser.parse_args()
     logging.disable_progress_bar()
     looked: list[Looked] = []
     with Explainer("all-MiniLM-L6-v2") as explainer:
         for folder in options.data:
-            looked += asked(explainer, folder, options.queries)
+            looked += asked(explainer, folder, options)
     result: dict[str, Any] = {
         "command": f"python benchmarks/overview.py {'--data FOLDER ' * len(options.data)}--queries {options.queries}",
         "queries": len(looked),
@@ -66,15 +69,15 @@ def main() -> None:
     print(json.dumps(result, indent=1))
 
 
-def asked(explainer: Explainer, folder: Path, count: int) -> list[Looked]:
+def asked(explainer: Explainer, folder: Path, options: argparse.Namespace) -> list[Looked]:
     """Every query with its foreign word, its hits, and the query explained as a document."""
     collection = collection_in(folder)
     texts = list(collection.documents.values())
     known = {word for text in texts for word in words_of(text)}
     foreign = cycle([word for word in FOREIGN if word not in known])
-    vectors = embedded(explainer.scorer, texts, None)
+    vectors = embedded(explainer.scorer, texts, options.keep)
     found = []
-    for query, word in zip(shuffled(list(collection.queries.values()))[:count], foreign, strict=False):
+    for query, word in zip(shuffled(list(collection.queries.values()))[: options.queries], foreign, strict=False):
         text = f"{query.rstrip(' .?')} {word}"
         scores = vectors @ np.asarray(explainer.scorer.embed([text], "query"))[0]
         nearest = np.argsort(-scores)[:HITS]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import regex
+
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, RagExplainError
 from rag_explain.methods.parts import read_part
@@ -119,16 +121,12 @@ class Texts:
 
 def occurrences(text: str, part: str) -> Spans:
     """Where a part stands in a text, in any case, and not inside another word."""
-    folded, sought = text.lower(), part.strip().lower()
-    if len(folded) != len(text):  # a few letters are two in lower case: places would be others
-        folded, sought = text, part.strip()
-    found, start = [], folded.find(sought)
-    while start >= 0:
-        end = start + len(sought)
-        if not crosses_word(text[:start], text[start:]) and not crosses_word(text[:end], text[end:]):
-            found.append((start, end))
-        start = folded.find(sought, end)
-    return tuple(found)
+    found = (match.span() for match in regex.finditer(regex.escape(part.strip()), text, regex.IGNORECASE))
+    return tuple(
+        (start, end)
+        for start, end in found
+        if not crosses_word(text[:start], text[start:]) and not crosses_word(text[:end], text[end:])
+    )
 
 
 def changed_texts(texts: Texts, without: Part | Sequence[Part] | None, replaced: Replacements | None) -> list[Tried]:

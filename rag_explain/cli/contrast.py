@@ -7,6 +7,7 @@ from typing import Any
 from rag_explain.cli.explain import add_model_arguments, make_explainer
 from rag_explain.cli.index import DEFAULT_FOLDER
 from rag_explain.cli.output import add_form_arguments, count, write
+from rag_explain.cli.search import add_stage_arguments, hybrid
 from rag_explain.errors import InvalidInput
 
 
@@ -23,6 +24,7 @@ def add(commands: Any) -> None:
     command.add_argument("--min-score", type=float, default=None, help="the worst score that is let through")
     help = "documents that may be encoded again to know a rank"
     command.add_argument("--reencode", type=count, default=0, metavar="N", help=help)
+    add_stage_arguments(command)
     add_form_arguments(command)
     add_model_arguments(command)
     command.set_defaults(run=run, model=None)
@@ -32,10 +34,17 @@ def run(arguments: argparse.Namespace) -> None:
     from rag_explain.faiss import FaissRetriever, read_manifest
 
     arguments.model = arguments.model or read_manifest(arguments.index)["model"]
-    options = {"filter": _filter(arguments.filter), "min_score": arguments.min_score, "reencode": arguments.reencode}
+    options: dict[str, Any] = {"got": arguments.got, "k": arguments.k, "reencode": arguments.reencode}
+    narrowed = {"filter": _filter(arguments.filter), "min_score": arguments.min_score}
+    if arguments.hybrid and any(value is not None for value in narrowed.values()):
+        raise InvalidInput("--filter and --min-score are of a search by vectors alone: leave them out, or --hybrid")
     with make_explainer(arguments) as explainer:
         retriever = FaissRetriever.load(arguments.index, explainer)
-        found = retriever.why_not(arguments.query, arguments.wanted, got=arguments.got, k=arguments.k, **options)
+        staged = hybrid(retriever, arguments)
+        if staged is None:
+            found = retriever.why_not(arguments.query, arguments.wanted, **options, **narrowed)
+        else:
+            found = staged.why_not(arguments.query, arguments.wanted, **options)
         write(found, arguments)
 
 

@@ -46,6 +46,8 @@ def _read(document: str) -> str:
             raise InvalidInput("standard input is closed: give the document as an argument")
         with in_words(InvalidInput, "standard input cannot be read", ": it must be UTF-8"):
             return sys.stdin.read()
+    if document == "@":
+        raise InvalidInput("@ takes the name of a file: @FILE")
     if document.startswith("@"):
         with in_words(InvalidInput, f"{document[1:]} cannot be read", ": it must be a text in UTF-8"):
             return Path(document[1:]).read_text(encoding="utf-8-sig")

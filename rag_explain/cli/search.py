@@ -14,6 +14,7 @@ from rag_explain.errors import InvalidInput, in_words
 if TYPE_CHECKING:
     from rag_explain.faiss import FaissRetriever
     from rag_explain.results.hits import Hits
+    from rag_explain.retrieval.hybrid import HybridRetriever
 
 
 def add(commands: Any) -> None:
@@ -29,9 +30,14 @@ def add_result_arguments(command: argparse.ArgumentParser) -> None:
     """-k, --explain, and how to show what was found."""
     command.add_argument("-k", type=int, default=3, help="how many documents (default 3)")
     command.add_argument("--explain", type=int, default=None, metavar="N", help="explain only the first N")
+    add_stage_arguments(command)
+    add_output_arguments(command, top=3)
+
+
+def add_stage_arguments(command: argparse.ArgumentParser) -> None:
+    """--hybrid, --rerank."""
     command.add_argument("--hybrid", action="store_true", help="search by words (BM25) and by vectors, and fuse both")
     command.add_argument("--rerank", metavar="FOLDER", help="rank what was found by this cross-encoder: name or folder")
-    add_output_arguments(command, top=3)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -45,15 +51,20 @@ def run(arguments: argparse.Namespace) -> None:
 
 def found(retriever: FaissRetriever, arguments: argparse.Namespace) -> Hits:
     """What a retriever finds, or the stages that are asked for over it."""
+    asked = hybrid(retriever, arguments, unit=arguments.by) or retriever
+    return asked.search(arguments.query, arguments.k, top=arguments.explain)
+
+
+def hybrid(retriever: FaissRetriever, arguments: argparse.Namespace, **options: Any) -> HybridRetriever | None:
+    """The stages that are asked for; None where none are."""
     if not arguments.hybrid:
         if arguments.rerank is not None:
             raise InvalidInput("--rerank ranks what --hybrid finds: give both")
-        return retriever.search(arguments.query, arguments.k, top=arguments.explain)
+        return None
     from rag_explain.retrieval.hybrid import HybridRetriever
 
     reranker = None if arguments.rerank is None else _cross_encoder(arguments.rerank, arguments.device)
-    hybrid = HybridRetriever(retriever, reranker=reranker, unit=arguments.by)
-    return hybrid.search(arguments.query, arguments.k, top=arguments.explain)
+    return HybridRetriever(retriever, reranker=reranker, **options)
 
 
 def _cross_encoder(name: str, device: str | None) -> Any:

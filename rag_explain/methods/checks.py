@@ -47,7 +47,7 @@ def examine(scorer: Scorer) -> list[Finding]:
     try:
         encoder = scorer.encoder
     except RagExplainError:  # nothing to be taken apart: its own score is explained, unit by unit
-        return [*described, Finding("supported", f"{scorer.methods[0]}: its own score, token by token")]
+        return [*described, Finding("supported", f"{scorer.methods[0]}: its own score, part by part")]
     try:
         with encoder.computing():
             measured = [one for role in encoder.roles for one in _measured(encoder, role)]

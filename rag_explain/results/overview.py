@@ -29,7 +29,7 @@ SPOKEN = 0.2
 # they are the reason, or most of it.
 _LEAST, _ALL, _MOST = 0.1, 0.9, 0.5
 _FILLER = 0.15  # a word that carries less of what the strongest one does has no column of its own
-_LEVEL = 1e-6  # scores that differ by less are equal, up to rounding
+_LEVEL = 5e-5  # scores that differ by less are shown alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +132,24 @@ def _first(hits: Sequence[Hit], shown: Sequence[Explanation | None], silent: Seq
     """Why the first hit came first, and by how much; both empty where that is not known."""
     if not hits or (leader := shown[0]) is None:
         return "", ""
-    name, met = hits[0].id, _common(leader)
+    name, met = hits[0].id, _common(leader, hits[0].around)
     if not leader.additive or leader.surrogate is not None:
         return "", ""
     if any(notice.code == UNKNOWN and notice.side == "query" for notice in leader.notices):
-        return f"{name} came first, for words that this encoder does not know: it takes them for one another.", ""
+        return f"{name} was found for words that this encoder does not know: it takes them for one another.", ""
     if len(hits) < 2 or (second := shown[1]) is None or not second.additive or second.surrogate:
         return f"{name} was found: {met}.", ""
     lead = leader.score - second.score
+    came = "came first" if hits[0].rank == 1 else f"came before {hits[1].id}"  # a slice of hits begins elsewhere
     if abs(lead) <= _LEVEL:
         return f"{name} and {hits[1].id} are level: they have the same score; {met}.", ""
     if lead < 0:
-        return f"{name} came first in the index, and by the exact similarity {hits[1].id} is {-lead:.4f} ahead.", ""
+        return f"{name} {came} in the index, and by the exact similarity {hits[1].id} is {-lead:.4f} ahead.", ""
     because, named = _because(leader, second, lead, hits[1].id, silent)
     margin = ", ".join(f"“{word}” {value:+.4f}" for word, value in named)
     rest = _no_word(leader) - _no_word(second)
     told = f"{lead:.4f} ahead of {hits[1].id}; of that {margin and f'{margin}, '}no word {rest:+.4f}"
-    return f"{name} came first {because}; {met}.", told
+    return f"{name} {came} {because}; {met}.", told
 
 
 def _because(
@@ -163,31 +164,48 @@ def _because(
     named = [(leader.query_tokens[i].label, float(leads[i])) for i in chosen]
     if not chosen or carried[len(chosen) - 1] < _MOST:
         is_rest = _no_word(leader) - _no_word(second) >= _MOST * lead
-        return "mostly by what no word carries" if is_rest else "by many small differences", named
+        # One word may carry that much and not be named: where nothing speaks to it.
+        is_many = float(leads.max(initial=0.0)) < _MOST * lead
+        many = "by many small differences" if is_many else "by words that nothing here speaks to"
+        return "mostly by what no word carries" if is_rest else many, named
     here, there = list(_meetings(leader)), list(_meetings(second))
-    met = _listed([_met(leader.query_tokens[i], here[i], there[i], other) for i in chosen])
-    return f"{'' if carried[len(chosen) - 1] >= _ALL else 'mostly '}because {met}", named
+    met = dict.fromkeys(_met(leader.query_tokens[i], here[i], there[i], other) for i in chosen)
+    return f"{'' if carried[len(chosen) - 1] >= _ALL else 'mostly '}because {_listed(list(met))}", named
 
 
 def _met(word: Token, here: Meeting, there: Meeting, other: str) -> str:
-    if here.word is None or here.value < _MET * here.carried:
+    """What gave a word its lead: that it counts against the other hit, one pair of words, or none of these."""
+    if here.carried < -there.carried:
+        return f"“{word.label}” counts against {other}"
+    if here.word is None or here.value < _MET * here.carried or here.value <= there.value:
         return f"“{word.label}” counted over the whole text"
     is_same = there.word is not None and there.word.casefold() == here.word.casefold()
+    if is_same and here.value - there.value < _MET * (here.carried - there.carried):
+        return f"“{word.label}” counted over the whole text"
     return f"“{word.label}” met {here.word}{f' more strongly than in {other}' if is_same else ''}"
 
 
 def _read(shown: Explanation) -> set[str]:
     """The words of the document, as far as it was read."""
-    texts = [one.label for one in shown.document_tokens if one.part == "text"]
+    return _words_of(one.label for one in shown.document_tokens if one.part == "text")
+
+
+def _words_of(texts: Iterable[str]) -> set[str]:
     return {text[start:end].casefold() for text in texts for start, end in word_spans(text)}
 
 
-def _common(shown: Explanation) -> str:
-    """Which words stand in both texts, as far as they were read."""
-    read = _read(shown)
-    found = [one.label for one in shown.query_tokens if one.label.casefold() in read and has_word(one.label)]
+def _common(shown: Explanation, around: Sequence[str]) -> str:
+    """Which words stand in both texts, as far as they were read; or in what was embedded around the document."""
+    asked = [one.label for one in shown.query_tokens if has_word(one.label)]
+
+    def found(words: set[str]) -> str:
+        return ", ".join(dict.fromkeys(word for word in asked if word.casefold() in words))
+
     where = " in what was read" if "document" in shown.truncated else ""
-    return f"in common: {', '.join(dict.fromkeys(found))}" if found else f"no word in common{where}"
+    if known := found(_read(shown)):
+        return f"in common: {known}"
+    beside = found(_words_of(around))
+    return f"in common only with what was embedded around it: {beside}" if beside else f"no word in common{where}"
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -208,8 +226,9 @@ def _silent(
     weights = own.query_saliency()
     least = float(np.abs(weights).sum()) / len(words)
     best = [max(meetings[i].value for meetings in looked) for i in range(len(words))]
-    return tuple(
+    silent = (
         word.label
         for i, word in enumerate(words)
         if weights[i] >= least and best[i] < SPOKEN * float(weights[i]) and word.label.casefold() not in read
     )
+    return tuple(dict.fromkeys(silent))

@@ -49,8 +49,9 @@ class WhyNot(Paged):
     Attributes:
         wanted, got: the ids of the document that was asked for and of the hit that it is contrasted with.
         rungs: what was looked at, in this order.
-        rank: where the wanted document stands among all that the index holds, by exact search; None where not known.
-        total: how many documents the index holds; None where it does not tell.
+        rank: where the wanted document stands by exact search, among all that the filter lets through; None where not
+            known.
+        total: how many documents these are, or how many the index holds; None where it does not tell.
         k: how many were returned.
         contrast: the words that made the difference, where the score decided it.
         suggestions: what was tried out and does change it.

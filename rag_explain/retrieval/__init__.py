@@ -2,7 +2,7 @@
 
 from rag_explain.retrieval import fusion
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, check_mode
-from rag_explain.retrieval.asked import Removed
+from rag_explain.retrieval.asked import Removed, no_reason
 from rag_explain.retrieval.black_box import MAX_CALLS
 from rag_explain.retrieval.corpus import Corpus, EngineCorpus, Entry
 from rag_explain.retrieval.engines import ChromaEngine, Engine, Kept, LanceDBEngine, Place, engine_of
@@ -14,7 +14,7 @@ from rag_explain.retrieval.search import RetrievedDocument, Search, readable
 from rag_explain.retrieval.sharing import ExplainerSource, check_source
 from rag_explain.retrieval.stages import UNNAMED, StagedHits, after, same_score, scored
 from rag_explain.retrieval.store_questions import StoreQuestions
-from rag_explain.retrieval.trace import Combination, Found, Reader, Run, Trace, ordered
+from rag_explain.retrieval.trace import Combination, Found, Reader, Run, Trace, ordered, overheard
 from rag_explain.retrieval.truth import retriever_reason
 from rag_explain.retrieval.usage import Embedder, has_model
 
@@ -31,8 +31,8 @@ __all__ += [
     "StagedHits",
     "after",
 ]
-__all__ += ["Corpus", "EngineCorpus", "Entry", "Removed", "StoreQuestions"]
+__all__ += ["Corpus", "EngineCorpus", "Entry", "Removed", "StoreQuestions", "no_reason"]
 __all__ += ["check_mode", "check_source", "collecting", "engine_of", "has_model", "held_model", "inside"]
 __all__ += ["models_inside", "readable", "refuse_several", "report", "retriever_reason", "same_score", "scored"]
 __all__ += ["Combination", "Found", "LegBatches", "Legs", "Reader", "Run", "Trace", "fusion", "ordered", "reranked"]
-__all__ += ["Diversity", "reranker_of", "scorer_of"]
+__all__ += ["Diversity", "overheard", "reranker_of", "scorer_of"]

@@ -11,6 +11,7 @@ from rag_explain.errors import InvalidInput, whole_number
 from rag_explain.results.hits import Hit, Hits
 from rag_explain.retrieval.corpus import Corpus, Entry, Ranking, Vector
 from rag_explain.retrieval.search import RetrievedDocument
+from rag_explain.retrieval.trace import Run
 from rag_explain.texts.passage import Passage, as_passage
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Asked:
 
     Attributes:
         hits: what was returned, as the caller got it.
+        k: how many were asked for; 0 where that is not known.
         vector: (e,) what was searched with.
         searched: what to call what was searched.
         removed: what the search's own settings leave out.
@@ -45,6 +47,8 @@ class Asked:
         surrogate: why the search does not rank by the similarity of vectors alone, where it does not.
         otherwise: why the scores are not the similarity that is explained, where they are not.
         reencode: how many documents may be encoded again to know a rank.
+        run: what ran inside the search, where it has stages.
+        staged: all that the last of these stages ranked, where that is known.
     """
 
     query: str
@@ -58,24 +62,48 @@ class Asked:
     surrogate: str | None = None
     otherwise: str | None = None
     reencode: int = 0
+    k: int = 0
+    run: Run | None = None
+    staged: Hits = field(default_factory=Hits)
     _known: dict[str, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def ranking(self) -> Ranking | None:
-        """All entries by exact search, as far as that can be known."""
+        """All entries that the filter lets through by exact search, as far as that can be known."""
         found = self.corpus.ranking(self.vector, self.explainer)
         count = len(self.corpus.entries or ())
         if (found is None or not found.is_exact) and 0 < count <= self.reencode:
-            return self.corpus.encoded(self.vector, self.explainer)
-        return found
+            found = self.corpus.encoded(self.vector, self.explainer)
+        if found is None or self.removed.by_filter is no_reason:
+            return found
+        return found.without({one.key for one in self.corpus.entries or () if self.removed.by_filter(one) is not None})
+
+    @property
+    def most(self) -> int:
+        """As many as may have been returned."""
+        return max(self.k, len(self.hits))
+
+    @cached_property
+    def total(self) -> int | None:
+        """How many a rank is among; where none is known, how many there are, if the index tells that."""
+        entries = self.corpus.entries if self.ranking is None else self.ranking
+        return None if entries is None else len(entries)
 
     def rank(self, entry: Entry) -> int | None:
         """Where an entry stands among all; None where that is not known."""
         return None if self.ranking is None else self.ranking.rank(entry.key)
 
+    def last_rank(self, entry: Entry) -> int | None:
+        """Where it stands when all of the same score come before it."""
+        return None if self.ranking is None else self.ranking.last(entry.key)
+
     def hit(self, name: str | None) -> Hit | None:
         """The hit with this id."""
         return next((hit for hit in self.hits if hit.id == name), None)
+
+    def ranked(self, name: str | None) -> Hit | None:
+        """The hit with this id as the last stage ranked it, returned or not."""
+        return next((hit for hit in self.staged or self.hits if hit.id == name), None)
 
     def similarity(self, text: str | Passage) -> float:
         """Of the query and a text, by the encoder itself; each text once."""

@@ -52,7 +52,7 @@ def calibrated(
     rows = [_unrelated(row, one, sample) for row, one in zip(found, own, strict=True)]
     rows = [row for row in rows if len(row)]
     if not rows:
-        raise InvalidInput("every document is of the same text or source: there is no unrelated pair")
+        raise InvalidInput("every document is of the same text or source: there is no unrelated pair; give queries=")
     scores, errors = _distribution(rows)
     return Calibration(
         levels=LEVELS,

@@ -6,8 +6,8 @@ Nothing here is asked in a search. A corpus is made for one question, and lists 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -72,6 +72,11 @@ class Ranking:
         """(n,): of these entries; None where one is not there, or the values are no similarities."""
         places = [self._places.get(key, -1) for key in keys]
         return self.values[places] if self.is_similarity and min(places, default=0) >= 0 else None
+
+    def without(self, keys: Collection[Hashable]) -> Ranking:
+        """The same of the other entries alone."""
+        kept = [place for place, key in enumerate(self.keys) if key not in keys]
+        return replace(self, keys=tuple(self.keys[place] for place in kept), values=self.values[kept])
 
     def _and_a_little(self, place: int, sign: int = 1) -> float:
         """The value of an entry, and what may be rounding."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.errors import InvalidInput
 from rag_explain.probes import TEXTS
 from rag_explain.results.calibration import Calibration
 from rag_explain.results.hits import Hits
@@ -18,12 +17,12 @@ from rag_explain.results.metric import Metric
 from rag_explain.results.what_if import WhatIf
 from rag_explain.results.why_not import WhyNot
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
-from rag_explain.retrieval.asked import Asked, Removed, checked_limit
+from rag_explain.retrieval.asked import Asked, Removed, checked_limit, no_reason
 from rag_explain.retrieval.background import calibrated
 from rag_explain.retrieval.corpus import Entry
 from rag_explain.retrieval.faiss_rows import FaissCorpus, Filter, Sieve, enough_effort, exhaustive
 from rag_explain.retrieval.ladder import climb
-from rag_explain.retrieval.places import Places, placed
+from rag_explain.retrieval.places import Places
 from rag_explain.retrieval.search import RetrievedDocument, Search
 
 if TYPE_CHECKING:
@@ -82,23 +81,28 @@ class FaissQuestions(ABC):
         `filter` and `min_score` are those of the search that is asked about. Where the index does not give the vectors
         of all documents, an exact rank is known only if as many as `reencode` may be encoded again.
         """
-        limit, sieve = checked_limit(reencode), Sieve(filter, min_score, self.index)
+        sieve = Sieve(filter, min_score, self.index)
         _, hits = self.search_rows(query, k, filter=filter, min_score=min_score)
+        return climb(self.asked(query, hits, k, sieve, reencode), id, got)
+
+    def asked(self, query: str, hits: Hits, k: int, sieve: Sieve, reencode: int = 0) -> Asked:
+        """What tells why a search did not return something else."""
         vector = self._vectors([query])
         metric, reason = self._scoring(vector)
-        asked = Asked(
+        by_filter = no_reason if sieve.filter is None else lambda entry: sieve.reason(entry.document)
+        return Asked(
             query=query,
             hits=hits,
+            k=k,
             corpus=self._corpus(metric),
             explainer=self.explainer,
             vector=vector[0],
             searched="this index",
-            removed=Removed(lambda entry: sieve.reason(entry.document), partial(self._below, sieve, vector)),
+            removed=Removed(by_filter, partial(self._below, sieve, vector)),
             sought=lambda entry: enough_effort(self.index, vector, k, entry.key),
-            reencode=limit,
+            reencode=checked_limit(reencode),
             otherwise=reason,
         )
-        return climb(asked, id, got)
 
     def _below(self, sieve: Sieve, vector: NDArray[np.float32], entry: Entry) -> str | None:
         """Why the least score leaves a row out; None where it does not."""
@@ -114,10 +118,7 @@ class FaissQuestions(ABC):
     def what_if(self, query: str, id: str, *, without: Any = None, replace: Any = None) -> WhatIf:
         """As `Explainer.what_if`, of a document of the index by its id, with the rank that it has then."""
         places = self._places(self._scoring(self._vectors([query]))[0])
-        entry = next(iter(places.corpus.named(id)), None)
-        if entry is None or entry.document.text is None:
-            raise InvalidInput(f"there is no document {id!r} with a text in this index")
-        return placed(self.explainer, query, entry.document.text, places, entry.key, without=without, replace=replace)
+        return places.what_if(query, id, without=without, replace=replace)
 
     def calibrate(self, queries: Sequence[str] | None = None) -> Calibration:
         """Measure what unrelated texts score here: hits then say where they stand, and `save` keeps it with the index.

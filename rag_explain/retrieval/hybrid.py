@@ -17,9 +17,12 @@ from rag_explain.results.deferred import Deferred
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.hits import Hits
 from rag_explain.results.stages import Stage
+from rag_explain.results.why_not import WhyNot
 from rag_explain.retrieval import fusion
 from rag_explain.retrieval.adapter import ExplainMode, HitExplainer
 from rag_explain.retrieval.faiss import FaissRetriever
+from rag_explain.retrieval.faiss_rows import Sieve
+from rag_explain.retrieval.ladder import climb
 from rag_explain.retrieval.legs import LegBatches, Legs, reranker_of
 from rag_explain.retrieval.search import RetrievedDocument, Search
 from rag_explain.retrieval.trace import Combination, Found, Reader, Run
@@ -65,8 +68,20 @@ class HybridRetriever(ProcessBound):
         k = whole_number(k, "k")
         if k < 1:
             raise InvalidInput(f"k must be at least 1, not {k}")
+        return self._hits(query, self._ran(query), k, explain, top)
+
+    def why_not(self, query: str, id: str, *, got: str | None = None, k: int = 10, reencode: int = 0) -> WhyNot:
+        """Why this document was not among the k that `search` returns, or not before the hit `got`: stage by stage."""
+        run = self._ran(query)
+        ranked = self._hits(query, run, len(self._rows))
+        asked = self.vectors.asked(query, ranked[:k], k, Sieve(None, None, self.vectors.index), reencode)
+        return climb(replace(asked, run=run, staged=ranked), id, got)
+
+    def _ran(self, query: str) -> Run:
         fused = self._fused(query)
-        last = fused if self.reranker is None else self._reranked(query, fused)
+        return fused if self.reranker is None else self._reranked(query, fused)
+
+    def _hits(self, query: str, last: Run, k: int, explain: ExplainMode | None = None, top: int | None = None) -> Hits:
         ranked = list(last.found or ())[:k]
         reader, batches = Reader(query, _combination, _metric), LegBatches()
 

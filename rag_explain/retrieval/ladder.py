@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rag_explain.errors import InvalidInput, RagExplainError
-from rag_explain.results.hits import Hit, Hits
+from rag_explain.results.hits import Hit
 from rag_explain.results.notices import TRUNCATED
 from rag_explain.results.why_not import Rung, Suggestion, WhyNot
 from rag_explain.retrieval.asked import Asked, checked_id, document_of, embedded
-from rag_explain.retrieval.corpus import MOST, Entry, owners
+from rag_explain.retrieval.corpus import MOST, Entry, owners, text_of
+from rag_explain.retrieval.trace import Run
 from rag_explain.texts.passage import Passage, as_passage
 from rag_explain.texts.segments import part_spans
 from rag_explain.what_if import Texts, unread
@@ -44,15 +45,15 @@ def climb(asked: Asked, wanted: str, got: str | None = None) -> WhyNot:
             got=None if rival is None else rival.id,
             rungs=tuple(rungs),
             rank=None if entry is None else asked.rank(entry),
-            total=None if asked.corpus.entries is None else len(asked.corpus.entries),
+            total=asked.total,
             k=len(asked.hits),
         )
-    if entry is None or rival is None or not rungs or made.reason.name not in _BY_SCORE:
-        return made
-    if entry.document.text is None or rival.text is None:
+    if entry is None or rival is None or not rungs or entry.document.text is None or rival.text is None:
         return made
     try:
-        return _with_words(asked, made, entry, rival)
+        if made.reason.name == "stage" and (own := asked.ranked(entry.document.id)) is not None:
+            return replace(made, contrast=own.contrast(rival))
+        return _with_words(asked, made, entry, rival) if made.reason.name in _BY_SCORE else made
     except RagExplainError as error:  # no more texts may be sent, say: what is known so far stays
         return replace(made, rungs=(*made.rungs, Rung("words", f"the words cannot be told: {error}")))
 
@@ -98,8 +99,9 @@ def _siblings(asked: Asked, entry: Entry, hit: Hit | None) -> Iterator[Rung]:
     of = owners(entry.document)[:1] if hit is None else []
     of_others = {one.document.id: owners(one.document)[:1] for one in asked.corpus.entries or () if of}
     found = [one for one in asked.hits if of and of_others.get(one.id) == of]
-    if found:
-        yield Rung("chunks", f"its document {of[0]!r} was returned, in other chunks: {_named(found)}", explains=True)
+    if found:  # what half of an index is "of" is where it is from, and no document
+        is_one = 2 * list(of_others.values()).count(of) <= len(of_others)
+        yield Rung("chunks", f"its document {of[0]!r} was returned, in other chunks: {_named(found)}", explains=is_one)
 
 
 def _chunk(asked: Asked, wanted: str, rungs: list[Rung]) -> Entry | None:
@@ -112,14 +114,18 @@ def _chunk(asked: Asked, wanted: str, rungs: list[Rung]) -> Entry | None:
     names = {one.document.id for one in chunks}
     returned = [hit for hit in asked.hits if hit.id in names]
     if returned:
-        there = f"{wanted!r} is there in {len(chunks)} chunks, and was returned: {_named(returned)}"
+        there = f"{wanted!r} is there in {_chunks(len(chunks))}, and was returned: {_named(returned)}"
         rungs.append(Rung("chunks", there, explains=True))
         return next(one for one in chunks if one.document.id == returned[0].id)
     best = _best(asked, chunks)
     listed = ", ".join(str(one.document.id) for one in chunks[:_SHOWN]) + ", …" * (len(chunks) > _SHOWN)
-    there = f"it is there in {len(chunks)} chunks ({listed})"
+    there = f"it is there in {_chunks(len(chunks))} ({listed})"
     rungs.append(Rung("chunks", f"no entry has the id {wanted!r}: {there}; the best of them is {best.document.id}"))
     return best
+
+
+def _chunks(count: int) -> str:
+    return f"{count:,} chunks" if count > 1 else "one chunk"
 
 
 def _named(hits: Sequence[Hit]) -> str:
@@ -158,7 +164,10 @@ def _returned(asked: Asked, hit: Hit, rival: Hit | None) -> Rung:
     if rival is None or hit.rank <= rival.rank:
         return Rung("returned", f"it was returned, at rank {hit.rank}", explains=True)
     after = f"it was returned, at rank {hit.rank}, after {rival.id} at rank {rival.rank}"
-    return lowered(asked.hits, hit, None) or Rung("returned", after)
+    if all(stage.kind in ("search", "filter") for stage in hit.stages):
+        return Rung("returned", after)
+    seen = [_placed(stage.name, stage.rank, stage.rank_before) for stage in hit.stages if stage.kind != "term"]
+    return Rung("stage", f"{after}: {', '.join(seen)}", explains=True)
 
 
 def _filter(asked: Asked, entry: Entry) -> Rung | None:
@@ -172,16 +181,16 @@ def _threshold(asked: Asked, entry: Entry) -> Rung | None:
 
 
 def _approximate(asked: Asked, entry: Entry) -> Rung | None:
-    """Exact search has it among as many as were returned, and nothing but the index stood between."""
+    """A comparison of all has it among as many as were asked for, and nothing but the index stood between."""
     rank, ranking = asked.rank(entry), asked.ranking
-    if not asked.hits or asked.surrogate or _came_after(asked.hits):
+    if not asked.hits or asked.surrogate or asked.run is not None:
         return None
-    if rank is None or ranking is None or (ranking.last(entry.key) or rank) > len(asked.hits):
+    if rank is None or ranking is None or (asked.last_rank(entry) or rank) > asked.most:
         return _coded(asked, entry) if ranking is None or not ranking.is_exact else None
     effort = asked.sought(entry)
     tried = f"; with {effort} it is found" if effort else ""
-    text = f"exact search has it at rank {rank}: the approximate search missed it{tried}"
-    return Rung("approximate", text, explains=True)
+    exact = "exact search" if ranking.is_exact else "a comparison with all coded vectors"
+    return Rung("approximate", f"{exact} has it at rank {rank}: the approximate search missed it{tried}", explains=True)
 
 
 def _coded(asked: Asked, entry: Entry) -> Rung | None:
@@ -198,50 +207,61 @@ def _coded(asked: Asked, entry: Entry) -> Rung | None:
 
 
 def _stage(asked: Asked, entry: Entry) -> Rung | None:
+    """What the stages of the search made of a document that came out of none of them, or after what was returned."""
     rank = asked.rank(entry)
-    found = lowered(asked.hits, None, rank)
-    if found is None and asked.surrogate and rank is not None and rank <= len(asked.hits):
-        found = Rung("stage", f"by similarity it stands at rank {rank}, but {asked.surrogate}", explains=True)
-    return found
+    if asked.run is not None:
+        return _followed(asked, asked.run, entry, rank)
+    if asked.surrogate and rank is not None and rank <= asked.most:
+        return Rung("stage", f"by similarity it stands at rank {rank}, but {asked.surrogate}", explains=True)
+    return None
 
 
-def lowered(hits: Hits, hit: Hit | None, rank: int | None) -> Rung | None:
-    """Whether a stage after the search put the document down, or left it out.
-
-    `hit` is the document's own, where it was returned; `rank` where it stands in exact search, where that is known.
-    """
-    if hit is not None:
-        for stage in hit.stages:
-            if stage.rank is not None and stage.rank_before is not None and stage.rank > stage.rank_before:
-                text = f"{stage.name} put it from rank {stage.rank_before} to rank {stage.rank}"
-                return Rung("stage", text, explains=True)
-        return None
-    names = _came_after(hits)
-    deepest = max((one.stages[0].rank or 0 for one in hits if one.stages), default=0)
-    if not names or rank is None or rank > deepest:
-        return None
-    text = f"the search has it at rank {rank}, before others that were returned: {' and '.join(names)} left it out"
-    return Rung("stage", text, explains=True)
+def _followed(asked: Asked, run: Run, entry: Entry, rank: int | None) -> Rung:
+    name, text = entry.document.id, text_of(entry.document)
+    seen = list(run.followed((entry.key, (name, text), name, text)))
+    told = ", ".join(_placed(one.name, place) for one, place in seen if place is not None or not one.answered)
+    if seen[-1][1] is not None:
+        return Rung("stage", f"{told}, and {_returned_in_all(len(asked.hits))}", explains=True)
+    if all(place is None for _, place in seen):
+        of = "" if rank is None else f"; by similarity it stands at rank {rank:,} of {len(asked.ranking or ()):,}"
+        depths = [len(one.found or ()) for one, _ in seen if not one.answered]
+        gave = ", ".join(f"{one.name} gave {len(one.found or ()):,}" for one, _ in seen if not one.answered)
+        is_missed = rank is not None and len(depths) == 1 and (asked.last_rank(entry) or rank) <= depths[0]
+        return Rung("approximate" if is_missed else "cut", f"no search inside found it: {gave}{of}", explains=True)
+    lost = next(one for one, place in seen if place is None and one.answered and _is_inside(seen, one))
+    return Rung("stage", f"{told}: {lost.name}, which returned {len(lost.found or ()):,}, left it out", explains=True)
 
 
-def _came_after(hits: Hits) -> list[str]:
-    """The stages after the search, of any of the hits."""
-    return list(dict.fromkeys(stage.name for hit in hits for stage in hit.stages[1:]))
+def _returned_in_all(count: int) -> str:
+    return f"{count:,} {'was' if count == 1 else 'were'} returned"
+
+
+def _is_inside(seen: Sequence[tuple[Run, int | None]], run: Run) -> bool:
+    """Whether something directly inside a run found the document."""
+    return any(place is not None and any(one is inner for inner in run.answered) for one, place in seen)
+
+
+def _placed(name: str, rank: int | None, before: int | None = None) -> str:
+    if rank is None:
+        return f"{name} did not find it"
+    moved = before is not None and before != rank
+    return f"{name} put it from rank {before} to rank {rank}" if moved else f"{name} has it at rank {rank}"
 
 
 # ---------------------------------------------------------------- a score that was too low
 
 
 def _cut(asked: Asked, entry: Entry) -> Rung | None:
-    rank, total, k = asked.rank(entry), len(asked.corpus.entries or ()), len(asked.hits)
-    of = f" of {total:,}" if total else ""
+    rank, count, k = asked.rank(entry), len(asked.corpus.entries or ()), len(asked.hits)
+    total = asked.total or count
+    of = f" of {total:,}" if total == count else f" of the {total:,} that can be compared"
     if rank is None or asked.ranking is None:
         told = "its rank cannot be known without the vectors of all documents"
         return Rung("unknown", f"{told}: reencode={total} encodes them all again" if total else told)
     kind = "" if asked.ranking.is_exact else " by the coded vectors of the index"
-    last = asked.ranking.last(entry.key) or rank
-    place = f"rank {rank:,}" if last == rank else f"rank {rank:,} to {last:,}, with others of the same score"
-    return Rung("cut", f"it stands at {place}{of}{kind}, and {k} were returned", explains=last > k)
+    last = asked.last_rank(entry) or rank
+    place = f"rank {rank:,}{of}" if last == rank else f"rank {rank:,} to {last:,}{of}, with others of the same score"
+    return Rung("cut", f"it stands at {place}{kind}, and {_returned_in_all(k)}", explains=last > asked.most)
 
 
 def _with_words(asked: Asked, made: WhyNot, entry: Entry, rival: Hit) -> WhyNot:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_explain.errors import InvalidInput
 from rag_explain.results.what_if import WhatIf
 from rag_explain.retrieval.corpus import Corpus, Ranking, Vector, similarities
 from rag_explain.texts.passage import Passage
@@ -39,6 +40,17 @@ class Places:
             found: Ranking | None = self._ranking(query)
         return found
 
+    def what_if(self, query: str, name: str, **options: Any) -> WhatIf:
+        """Asked of the document with this id; of several entries, of the one that stands highest."""
+        found = [(one.key, one.document.text) for one in self.corpus.named(name) if one.document.text is not None]
+        if not found:
+            raise InvalidInput(f"the index lists no document {name!r} with a text")
+        ranking = self.ranking(query) if len(found) > 1 else None
+        if ranking is not None:
+            found.sort(key=lambda one: ranking.rank(one[0]) or len(ranking) + 1)
+        key, text = found[0]
+        return placed(self._explainer, query, text, self, key, **options)
+
     def of(self, query: str, key: Hashable) -> Callable[[Sequence[Tried]], list[int | None]]:
         """The ranks of one document, for each of what was tried on it and on the query."""
         return lambda tried: [self._rank(query, key, one) for one in tried]
@@ -60,7 +72,12 @@ class Places:
 
 
 def placed(
-    explainer: Explainer, query: str, document: str | Passage, places: Places | None, key: Hashable, **options: Any
+    explainer: Explainer,
+    query: str,
+    document: str | Passage | None,
+    places: Places | None,
+    key: Hashable,
+    **options: Any,
 ) -> WhatIf:
     """As `Explainer.what_if`, with the ranks in the index beside the scores."""
     ranking = None if places is None else places.ranking(query)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rag_explain.errors import FormatError, InvalidInput, in_words
+from rag_explain.errors import FormatError, InvalidInput, first_line, in_words
 from rag_explain.results.calibration import Calibration
 from rag_explain.results.serialization import to_json, to_plain
 from rag_explain.retrieval.search import RetrievedDocument
@@ -61,7 +61,7 @@ def read_index(folder: Path, count: int) -> tuple[Any, dict[int, RetrievedDocume
         with (folder / _DOCUMENTS).open(encoding="utf-8") as file:
             rows = dict(_from_dict(json.loads(line)) for line in file)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"the index in {folder} is damaged: {error}") from error
+        raise FormatError(f"the index in {folder} is damaged: {first_line(error)}") from error
     if len(rows) != count:
         raise FormatError(f"the index in {folder} is damaged: {len(rows)} of {count} documents")
     return index, rows
@@ -85,7 +85,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise FormatError(f"the index in {folder} is damaged: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT or manifest.get("version") != _VERSION:
         raise FormatError(f"{folder / _MANIFEST} was not written by this version: build the index again")
-    if not manifest.keys() >= {"model", "fingerprint", "normalize", "documents"}:
+    if not manifest.keys() >= {"model", "fingerprint", "probes", "normalize", "documents"}:
         raise FormatError(f"the index in {folder} is damaged: its manifest is not whole")
     return manifest
 

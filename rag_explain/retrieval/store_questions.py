@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rag_explain.errors import InvalidInput
 from rag_explain.results.calibration import Calibration
 from rag_explain.results.hits import Hits
 from rag_explain.results.what_if import WhatIf
@@ -14,8 +13,9 @@ from rag_explain.retrieval.adapter import HitExplainer
 from rag_explain.retrieval.asked import Asked, Removed, checked_limit
 from rag_explain.retrieval.background import calibrated
 from rag_explain.retrieval.corpus import Corpus
-from rag_explain.retrieval.places import Places, placed
+from rag_explain.retrieval.places import Places
 from rag_explain.retrieval.search import Search
+from rag_explain.retrieval.trace import overhearing
 
 if TYPE_CHECKING:
     from rag_explain.explainer import Explainer
@@ -53,9 +53,11 @@ class StoreQuestions:
 
         limit, corpus, search = checked_limit(reencode), self._corpus(), self._search()
         explainer = self._hit_explainer._explainer_for(search)
+        with overhearing() as runs:
+            hits = self._returned(query, options)
         asked = Asked(
             query=query,
-            hits=self._returned(query, options),
+            hits=hits,
             corpus=corpus,
             explainer=explainer,
             vector=explainer.scorer.embed([query], "query")[0],
@@ -63,6 +65,7 @@ class StoreQuestions:
             removed=self._removed(query, options, corpus),
             surrogate=search.surrogate,
             reencode=limit,
+            run=runs[-1] if runs and runs[-1].answered else None,
         )
         return climb(asked, id, got)
 
@@ -70,10 +73,7 @@ class StoreQuestions:
         """As `Explainer.what_if`, of a document of the store by its id, with the rank that it has then."""
         explainer = self._hit_explainer._explainer_for(self._search())
         places = Places(self._corpus(), explainer)
-        entry = next(iter(places.corpus.named(id)), None)
-        if entry is None or entry.document.text is None:
-            raise InvalidInput(f"the store lists no document {id!r} with a text")
-        return placed(explainer, query, entry.document.text, places, entry.key, without=without, replace=replace)
+        return places.what_if(query, id, without=without, replace=replace)
 
     def calibrate(self, queries: Sequence[str] | None = None) -> Calibration:
         """Measure what unrelated texts score here: hits then say where they stand.

@@ -6,7 +6,9 @@ the outermost one has answered, and read once: nothing is retrieved again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -51,6 +53,37 @@ class Run:
     def answered(self) -> list[Run]:
         """The runs inside it that returned something."""
         return [run for run in self.inner if run.found is not None]
+
+    def followed(self, keys: Sequence[Hashable]) -> Iterator[tuple[Run, int | None]]:
+        """Each run, those inside first, with the rank that it gave what is known by one of these keys."""
+        for inner in self.answered:
+            yield from inner.followed(keys)
+        ranks: dict[Hashable, int] = {}
+        for rank, one in enumerate(self.found or (), 1):
+            for key in one.keys:
+                ranks.setdefault(key, rank)
+        yield self, next((ranks[key] for key in keys if key in ranks), None)
+
+
+_overheard: ContextVar[list[Run] | None] = ContextVar("rag_explain_overheard", default=None)
+
+
+@contextmanager
+def overhearing() -> Iterator[list[Run]]:
+    """What ran in the searches that are made inside, for who asks about what they did not return: the whole is last."""
+    runs: list[Run] = []
+    token = _overheard.set(runs)
+    try:
+        yield runs
+    finally:
+        _overheard.reset(token)
+
+
+def overheard(run: Run) -> None:
+    """A search was made, in which this ran."""
+    runs = _overheard.get()
+    if runs is not None:
+        runs.append(run)
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,14 @@ def test_contrast_climbs_the_ladder(index: Path, tmp_path: Path, capsys: pytest.
     assert "It stands at rank 4" in page.read_text(encoding="utf-8")
     capsys.readouterr()
 
+    assert main(["search", "the old dog", "--index", str(index), "-k", "5", "--hybrid", "--json"]) == 0
+    fused = [hit["id"] for hit in json.loads(capsys.readouterr().out)]
+    assert main([*asked, "--wanted", fused[4], "--hybrid"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "HybridRetriever has it at rank 5, and 2 were returned." in printed
+    assert main([*asked, "--wanted", names[3], "--hybrid", "--min-score", "0.1"]) == 2
+    assert "--filter and --min-score are of a search by vectors alone" in capsys.readouterr().err
+
     assert main([*asked, "--wanted", names[0], "--got", names[4]]) == 2
     assert "was not returned for this query" in capsys.readouterr().err
     assert main([*asked, "--wanted", names[0], "--filter", "lang"]) == 2

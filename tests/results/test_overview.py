@@ -113,6 +113,82 @@ def test_a_word_without_one_counterpart_counted_over_the_whole_text() -> None:
     )
 
 
+def test_a_word_that_leads_by_counting_against_the_second_hit_met_nothing() -> None:
+    first = pair("a tea pot", {("slow", "tea"): 0.02, ("slow", "pot"): -0.05, ("laptop", "pot"): 0.01})
+    second = pair("a fast car", {("slow", "fast"): -0.5})
+    assert of(first, second).reason == "a came first because “slow” counts against b; no word in common."
+
+
+def test_a_pair_that_the_second_hit_has_stronger_is_no_reason() -> None:
+    first = pair("slow and sluggish", {("slow", "slow"): 0.3, ("slow", "sluggish"): 0.28})
+    second = pair("slow cooker", {("slow", "slow"): 0.35})
+    assert of(first, second).reason == "a came first because “slow” counted over the whole text; in common: slow."
+
+
+def test_a_word_that_stands_twice_in_the_query_is_named_once() -> None:
+    carried = {("slow", "sluggish"): 0.3}
+    twice = pair("a sluggish one", carried, query="slow so slow")
+    twice.matrix.setflags(write=True)
+    twice.matrix[2] = twice.matrix[0]
+    first = replace(twice, score=0.6)
+    second = pair("a car", {}, query="slow so slow")
+    assert of(first, second).reason == "a came first because “slow” met sluggish; no word in common."
+
+
+def test_a_lead_by_one_word_that_nothing_speaks_to_is_not_many_differences() -> None:
+    itself = pair(QUERY, {("slow", "slow"): 1.0, ("laptop", "laptop"): 1.0}, query=QUERY)
+    first, second = pair("a tea pot", {("slow", "tea"): 0.1}), pair("a car", {})
+    found = of(first, second, itself=itself)
+    assert "slow" in (found.silent or ())
+    assert found.reason == "a came first by words that nothing here speaks to; no word in common."
+
+
+def test_hits_that_do_not_begin_with_the_first_say_before_which_one_stands() -> None:
+    found = Overview.of(hits((FIRST, FIRST, pair("a fast car", {})))[1:])
+    assert found.reason.startswith("b came before c because “slow” met sluggish")
+
+
+def test_a_word_in_what_was_embedded_around_a_text_is_a_word_in_common() -> None:
+    (hit,) = hits((FIRST,))
+    found = Overview.of(Hits([replace(hit, around=("title: laptop\n\n", ""))]))
+    assert found.reason == "a was found: in common only with what was embedded around it: laptop."
+
+
+def test_what_the_sentence_says_holds_for_any_numbers() -> None:
+    drawn = np.random.default_rng(0)
+    because = 0
+    for _ in range(400):
+        scale = drawn.choice([0.01, 0.3])
+        documents = ["one two three", "two four five six"]
+        first, second = (
+            pair(
+                text,
+                {(q.text, d.text): float(drawn.normal(0, scale)) for q in words(QUERY) for d in words(text)},
+                rest=float(drawn.normal(0, 0.1)),
+            )
+            for text in documents
+        )
+        if first.score < second.score:
+            first, second = second, first
+        reason = of(first, second).reason
+        if "because" not in reason:
+            continue
+        because += 1
+        lead = first.score - second.score
+        sums = [dict(zip(QUERY.split(), one.pairs.sum(axis=1), strict=True)) for one in (first, second)]
+        named = [word for word in QUERY.split() if f"“{word}”" in reason]
+        gained = sum(sums[0][word] - sums[1][word] for word in named)
+        assert gained >= (0.5 if "mostly because" in reason else 0.9) * lead - 1e-6
+        for word in named:
+            row, other = (one.pairs[QUERY.split().index(word)] for one in (first, second))
+            if f"“{word}” met " in reason:
+                assert row.max() > max(other.max(), 0)
+                assert f"“{word}” met {words(str(first.document))[int(row.argmax())].text}" in reason
+            if f"“{word}” counts against b" in reason:
+                assert sums[1][word] < 0
+    assert because > 50
+
+
 def test_hits_that_are_level_or_the_wrong_way_round_are_not_explained_away() -> None:
     assert of(FIRST, FIRST).reason.startswith("a and b are level")
     lower = pair("lower", {("slow", "lower"): 0.1})
@@ -131,7 +207,7 @@ def test_words_that_the_encoder_takes_for_one_another_are_no_reason() -> None:
     """The naive sentence says that one unknown word met another: to the encoder all of them are one."""
     unknown = replace(FIRST, notices=(Notice(UNKNOWN, "3 of 4 words are unknown", side="query"),))
     assert of(unknown, pair("lower", {("slow", "lower"): 0.1})).reason == (
-        "a came first, for words that this encoder does not know: it takes them for one another."
+        "a was found for words that this encoder does not know: it takes them for one another."
     )
 
 

@@ -94,3 +94,43 @@ def test_what_it_cannot_be_asked_is_said():
         HybridRetriever(FaissRetriever.from_texts(["the", "of"], vectors().explainer))
     with pytest.raises(InvalidInput, match="k must be at least 1"):
         HybridRetriever(vectors()).search(QUERY, 0)
+
+
+def test_why_not_tells_what_each_stage_made_of_a_document_that_was_not_returned():
+    hybrid = HybridRetriever(vectors(), reranker=reranker())
+    hits = hybrid.search(QUERY, len(CORPUS))
+    wanted, first = hits[3], hits[0]
+    found = hybrid.why_not(QUERY, wanted.id, k=2)
+    assert [rung.name for rung in found.rungs] == ["stage"]
+    word, vector, fusion, last = wanted.stages
+    told = "BM25 did not find it" if word.is_missed else f"BM25 has it at rank {word.rank}"
+    told += f", FAISS has it at rank {vector.rank}, HybridRetriever has it at rank {fusion.rank}"
+    assert found.reason.text == f"{told}, CrossEncoder has it at rank {last.rank}, and 2 were returned"
+    assert found.got == hits[1].id
+    assert [stage.name for stage in found.contrast.stages] == ["BM25", "FAISS", "HybridRetriever", "CrossEncoder"]
+    assert found.contrast.stages[-1].contrast.wanted.returned == pytest.approx(last.score, abs=1e-5)
+    lower = hybrid.why_not(QUERY, hits[1].id, k=2)
+    assert lower.reason.name == "stage"
+    assert lower.reason.text.startswith(f"it was returned, at rank 2, after {first.id} at rank 1: BM25")
+    assert lower.contrast.stages
+    assert hybrid.why_not(QUERY, first.id, k=2).reason.text == "it was returned, at rank 1"
+    assert "BM25" in str(found)
+
+
+def test_why_not_of_what_no_search_brought_and_of_what_the_reranker_never_read():
+    order = [hit.id for hit in vectors().search(QUERY, len(CORPUS))]
+    narrow = HybridRetriever(vectors(), depth=1)
+    brought = {hit.id for hit in narrow.search(QUERY, len(CORPUS))}
+    far = next(name for name in reversed(order) if name not in brought)
+    found = narrow.why_not(QUERY, far, k=5)
+    place = order.index(far) + 1
+    assert found.rungs[0].name == "cut"
+    stands = f"by similarity it stands at rank {place} of {len(CORPUS)}"
+    assert found.rungs[0].text == f"no search inside found it: BM25 gave 1, FAISS gave 1; {stands}"
+    read = HybridRetriever(vectors(), reranker=reranker(), depth=1)
+    fused = [hit.id for hit in narrow.search(QUERY, len(CORPUS))]
+    assert len(fused) == 2
+    unread = read.why_not(QUERY, fused[1], k=5)
+    assert unread.reason.name == "stage"
+    assert "HybridRetriever has it at rank 2: CrossEncoder, which returned 1, left it out" in unread.reason.text
+    assert read.why_not(QUERY, "nobody").reason.name == "missing"

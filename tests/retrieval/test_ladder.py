@@ -15,11 +15,7 @@ import torch
 from rag_explain.errors import InvalidInput
 from rag_explain.explainer import Explainer
 from rag_explain.faiss import FaissRetriever
-from rag_explain.results.deferred import Deferred
-from rag_explain.results.hits import Hit, Hits
-from rag_explain.results.stages import Stage
 from rag_explain.results.why_not import WhyNot
-from rag_explain.retrieval.ladder import lowered
 from tests.support.embedders import Asked
 from tests.support.models import CORPUS, tiny
 
@@ -197,7 +193,7 @@ def test_a_document_with_the_score_of_the_last_hit_was_not_missed() -> None:
     returned = {hit.id for hit in searched.search(QUERY, 2)}
     found = searched.why_not(QUERY, next(name for name in ids if name not in returned), k=2)
     assert found.reason.name == "cut"
-    assert "rank 1 to 6, with others of the same score" in found.reason.text
+    assert "rank 1 to 6 of 6, with others of the same score" in found.reason.text
 
 
 def test_a_document_that_was_returned_is_said_to_be() -> None:
@@ -255,26 +251,48 @@ def test_a_rank_that_cannot_be_known_is_said_to_be_unknown(monkeypatch: pytest.M
         searched.why_not(QUERY, order()[50], reencode=-1)
 
 
-def staged(*ranks: tuple[str, int, int]) -> Hits:
-    found = []
-    for name, before, after in ranks:
-        stages = Stage("the index", "search", before), Stage("Reranker", "rerank", after, before)
-        handle: Any = Deferred.skipped("not asked for")
-        found.append(Hit(id=name, text=name, rank=after, score=None, metric="unknown", stages=stages, handle=handle))
-    return Hits(sorted(found, key=lambda hit: hit.rank))
+def test_what_half_of_an_index_is_from_is_no_document() -> None:
+    searched = retriever(metadata=[{"source": "wiki"} for _ in IDS])
+    found = searched.why_not(QUERY, order()[20], k=3)
+    assert names(found) == ["chunks", "cut", "words"]
+    assert found.reason.name == "cut"
 
 
-def test_a_document_that_a_later_stage_lowered() -> None:
-    hits = staged(("a", 1, 3), ("b", 2, 1), ("c", 5, 2))
-    down = lowered(hits, hits[2], None)
-    assert down is not None
-    assert down.text == "Reranker put it from rank 1 to rank 3"
-    assert lowered(hits, hits[0], None) is None
-    out = lowered(hits, None, 3)
-    assert out is not None
-    assert "rank 3" in out.text
-    assert "Reranker left it out" in out.text
-    assert lowered(hits, None, 9) is None
+def test_with_a_filter_a_rank_is_among_those_that_it_lets_through() -> None:
+    metadata = [{"lang": "en" if name in order()[::10] else "de"} for name in IDS]
+    found = retriever(metadata=metadata).why_not(QUERY, order()[50], k=3, filter={"lang": "en"})
+    assert (found.reason.name, found.rank) == ("cut", 6)
+    assert "rank 6 of the 12 that can be compared, and 3 were returned" in found.reason.text
+    searched = retriever(ivf(), metadata=metadata)
+    returned = [hit.id for hit in searched.search(QUERY, 5, filter={"lang": "en"})]
+    missed = next(name for name in order()[::10][:5] if name not in returned)
+    assert order().index(missed) >= 10  # by all documents it would stand after the last one returned
+    assert searched.why_not(QUERY, missed, k=5, filter={"lang": "en"}).reason.name == "approximate"
+
+
+def test_an_index_that_gives_fewer_than_were_asked_for_has_missed_the_others() -> None:
+    searched = retriever(ivf())
+    returned = [hit.id for hit in searched.search(QUERY, 40)]
+    assert len(returned) < 30
+    missed = next(name for name in order()[len(returned) : 40] if name not in returned)
+    found = searched.why_not(QUERY, missed, k=40)
+    assert found.reason.name == "approximate"
+    assert found.rank == order().index(missed) + 1
+
+
+def test_what_a_search_of_few_cells_of_coded_vectors_missed_is_not_said_to_be_exact() -> None:
+    flat = faiss.IndexFlatIP(vectors().shape[1])
+    index = faiss.IndexIVFPQ(flat, vectors().shape[1], 16, 2, 3, faiss.METRIC_INNER_PRODUCT)
+    searched = retriever(index)
+    searched.index.nprobe = 16
+    whole = [hit.id for hit in searched.search(QUERY, 120)]
+    searched.index.nprobe = 1
+    returned = [hit.id for hit in searched.search(QUERY, 10)]
+    scores = {hit.id: hit.score for hit in searched.search(QUERY, 120)}
+    missed = next(name for name in whole[:5] if name not in returned and name not in scores)
+    found = searched.why_not(QUERY, missed, k=10)
+    assert found.reason.name == "approximate"
+    assert "a comparison with all coded vectors has it at rank" in found.reason.text
 
 
 def test_documents_that_are_no_list_cannot_be_asked_about() -> None:

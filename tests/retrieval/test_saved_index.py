@@ -60,6 +60,12 @@ def test_a_damaged_or_foreign_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "index.faiss").write_bytes(b"not an index")
     with pytest.raises(FormatError, match="damaged"):
         FaissRetriever.load(tmp_path, explainer())
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    for name in manifest.keys() - {"format", "version"}:
+        kept = {key: value for key, value in manifest.items() if key != name}
+        (tmp_path / "manifest.json").write_text(json.dumps(kept))
+        with pytest.raises(FormatError, match="its manifest is not whole"):
+            FaissRetriever.load(tmp_path, explainer())
     (tmp_path / "manifest.json").write_text('{"format": "other"}')
     with pytest.raises(FormatError, match="build the index again"):
         FaissRetriever.load(tmp_path, explainer())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from langchain_core.vectorstores import VectorStore
@@ -13,7 +13,7 @@ from langchain_rag_explain.documents import carried
 from langchain_rag_explain.stores import document_id, engine_of_store
 from rag_explain.errors import InvalidInput
 from rag_explain.results.hits import Hits
-from rag_explain.retrieval import Corpus, EngineCorpus, Entry, Removed, RetrievedDocument, StoreQuestions
+from rag_explain.retrieval import Corpus, EngineCorpus, Entry, Removed, RetrievedDocument, StoreQuestions, no_reason
 
 # What sets how many are returned, or how they are mixed; all other options choose among the documents.
 _COUNTS = ("k", "fetch_k", "lambda_mult", "score_threshold", "consistency", "search_params", "explain", "top")
@@ -57,12 +57,15 @@ class Questions(StoreQuestions):
         total = max(1, len(corpus.entries or ()))
         choosing = {name: value for name, value in own.items() if name not in _COUNTS and value is not None}
 
+        @cache
+        def removed() -> set[str | None]:
+            return _found(store, query, total, {}) - _found(store, query, total, choosing)
+
         def filtered(entry: Entry) -> str | None:
-            if not choosing or not total or entry.key in _found(store, query, total, choosing):
-                return None
             names = ", ".join(f"{name}={value!r}" for name, value in choosing.items())
-            is_there = entry.key in _found(store, query, total, {})
-            return f"{type(store).__name__} finds it without {names}, and not with it" if is_there else None
+            return (
+                f"{type(store).__name__} finds it without {names}, and not with it" if entry.key in removed() else None
+            )
 
         def below(entry: Entry) -> str | None:
             limit = own.get("score_threshold")
@@ -74,7 +77,7 @@ class Questions(StoreQuestions):
                 return None
             return f"its relevance score is {score:.4f}, and score_threshold={limit:g} lets nothing lower through"
 
-        return Removed(filtered, below)
+        return Removed(filtered if choosing else no_reason, below)
 
 
 def _found(store: VectorStore, query: str, k: int, options: Mapping[str, Any]) -> set[str | None]:

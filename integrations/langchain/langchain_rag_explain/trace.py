@@ -37,6 +37,7 @@ from rag_explain.retrieval import (
     Search,
     Trace,
     fusion,
+    overheard,
     reranker_of,
     scorer_of,
 )
@@ -182,6 +183,7 @@ class Told:
         if not runs:
             return None
         run, batches, reader = runs[0], LegBatches(), Reader(query, combination)
+        overheard(run)
         found = [found_of(one, run.owner) for one in documents]
 
         def stages(index: int, handle: Deferred[Explanation]) -> tuple[Stage, ...]:

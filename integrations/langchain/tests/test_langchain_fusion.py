@@ -289,3 +289,51 @@ def test_a_store_that_gives_no_vectors_says_so(store):
         assert (stage.kind, stage.terms) == ("mmr", ())
         assert "gives no vectors" in stage.split.reason
         assert document.hit.to_dict()["stages"][0]["note"].startswith("the store gives no vectors of its documents")
+
+
+def test_why_not_tells_which_leg_found_a_document_and_what_a_reranker_left_out(words, vectors):
+    inner = ensemble(words, vectors)
+    reranker = CrossEncoderReranker(model=Holding(), top_n=1)
+    base = ContextualCompressionRetriever(base_compressor=reranker, base_retriever=inner)
+    wrapped = ExplainingRetriever(retriever=base)
+    (returned,) = base.invoke(QUERY)
+    fused_order = inner.invoke(QUERY)
+    near = [one.id for one in vectors.invoke(QUERY)]
+    by_words = [one.id for one in words.invoke(QUERY)]
+    assert len(fused_order) > 1
+    for rank, document in enumerate(fused_order, 1):
+        if document.page_content == returned.page_content:
+            continue
+        found = wrapped.why_not(QUERY, document.id)
+        told = [
+            f"{name} has it at rank {order.index(document.id) + 1}"
+            if document.id in order
+            else f"{name} did not find it"
+            for name, order in (("BM25Retriever", by_words), ("VectorStoreRetriever", near))
+        ]
+        told.append(f"EnsembleRetriever has it at rank {rank}")
+        assert found.reason.name == "stage"
+        outer = "ContextualCompressionRetriever with CrossEncoderReranker"
+        assert found.reason.text == f"{', '.join(told)}: {outer}, which returned 1, left it out"
+
+
+def test_why_not_tells_a_document_that_no_leg_brought(store):
+    few = [bm25([Document(CORPUS[0], id="doc-0")]), store.as_retriever(search_kwargs={"k": 1})]
+    wrapped = ExplainingRetriever(retriever=ensemble(*few))
+    order = [one.id for one in store.similarity_search(QUERY, k=len(CORPUS))]
+    far = order[-1] if order[-1] != "doc-0" else order[-2]
+    found = wrapped.why_not(QUERY, far)
+    place = f"by similarity it stands at rank {order.index(far) + 1} of {len(CORPUS)}"
+    assert found.reason.name == "cut"
+    gave = "BM25Retriever gave 1, VectorStoreRetriever gave 1"
+    assert found.reason.text == f"no search inside found it: {gave}; {place}"
+    assert found.contrast is not None
+
+
+def test_why_not_of_what_was_returned_after_another_one_shows_the_stages_of_both(words, vectors):
+    wrapped = ExplainingRetriever(retriever=ensemble(words, vectors))
+    first, second = wrapped.invoke(QUERY)[:2]
+    found = wrapped.why_not(QUERY, second.hit.id)
+    assert found.reason.name == "stage"
+    assert found.reason.text.startswith(f"it was returned, at rank 2, after {first.hit.id} at rank 1: BM25Retriever")
+    assert [one.name for one in found.contrast.stages][-1] == "EnsembleRetriever"

@@ -310,3 +310,24 @@ def test_explanations_that_are_off_listen_to_nothing(vectors, words):
     wrapped = ExplainingRetriever(fusion(FUSION_MODES.SIMPLE, vectors, words), explain="off")
     for node in wrapped.retrieve(QUERY):
         assert [one.name for one in stages(node)] == ["QueryFusionRetriever"]
+
+
+def test_why_not_tells_which_leg_found_a_node_and_what_fusion_cut(vectors, words):
+    base = fusion(FUSION_MODES.RECIPROCAL_RANK, vectors, words, similarity_top_k=1)
+    (returned,) = base.retrieve(QUERY)
+    orders = [[node.node.node_id for node in leg.retrieve(QUERY)] for leg in (vectors, words)]
+    wrapped = ExplainingRetriever(base)
+    found_by_any = dict.fromkeys(name for order in orders for name in order if name != returned.node.node_id)
+    for name in found_by_any:
+        told = [
+            f"{leg} has it at rank {order.index(name) + 1}" if name in order else f"{leg} did not find it"
+            for leg, order in zip(("VectorIndexRetriever", "BM25Retriever"), orders, strict=True)
+        ]
+        found = wrapped.why_not(QUERY, name)
+        assert found.reason.name == "stage"
+        assert found.reason.text == f"{', '.join(told)}: QueryFusionRetriever, which returned 1, left it out"
+    far = next(node.node_id for node in nodes() if node.node_id not in {*found_by_any, returned.node.node_id})
+    nowhere = wrapped.why_not(QUERY, far)
+    assert nowhere.reason.name == "cut"
+    assert "no search inside found it: VectorIndexRetriever gave 4, BM25Retriever gave 4" in nowhere.reason.text
+    assert wrapped.why_not(QUERY, "nobody").reason.name == "missing"

@@ -21,8 +21,9 @@ _NAMES = {
 
 def why_not_view(found: WhyNot, *, top: int = 6) -> View:
     """The sentence that answers, what would change it, the ladder, and the contrast with its tables first."""
-    rank = "" if found.rank is None else f", rank {found.rank:,}" + (f" of {found.total:,}" if found.total else "")
-    figures = Figures("wanted", found.wanted, f"{rank}; {found.k} were returned")
+    of = f" of {found.total:,}" if found.total else ""
+    rank = "" if found.rank is None else f", rank {found.rank:,}{of} by exact search"
+    figures = Figures("wanted", found.wanted, f"{rank}; {found.k:,} {'was' if found.k == 1 else 'were'} returned")
     reason = Line(_sentence(found.reason.text), "answer")
     rows = tuple((_NAMES[rung.name], f"{'→ ' if rung is found.reason else ''}{rung.text}") for rung in found.rungs)
     ladder: Block = Table((Column("looked at"), Column("seen")), rows)

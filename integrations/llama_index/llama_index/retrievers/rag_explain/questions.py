@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -50,16 +51,20 @@ class Questions(StoreQuestions):
         return EngineCorpus(engine, lambda: _documents(self._returned_nodes()))
 
     def _removed(self, query: str, options: dict[str, Any], corpus: Corpus) -> Removed:
-        (searching,), total = self._searching(), max(1, len(corpus.entries or ()))
+        (searching,) = self._searching()
+        wide = unfiltered(searching, max(1, len(corpus.entries or ())))
+        if wide is None:
+            return Removed()
+        with_filter, without_filter = wide
+
+        @cache
+        def removed() -> set[str]:
+            found = ({one.node.node_id for one in asked.retrieve(query)} for asked in (without_filter, with_filter))
+            return set.difference(*found)
 
         def filtered(entry: Entry) -> str | None:
-            wide = unfiltered(searching, total)
-            if wide is None:
-                return None
-            with_filter, without_filter = ({one.node.node_id for one in found.retrieve(query)} for found in wide)
-            if entry.key in with_filter or entry.key not in without_filter:
-                return None
-            return "the index finds it without the retriever's metadata filters, and not with them"
+            told = "the index finds it without the retriever's metadata filters, and not with them"
+            return told if entry.key in removed() else None
 
         return Removed(filtered)
 

@@ -41,6 +41,7 @@ from rag_explain.retrieval import (
     Trace,
     fusion,
     ordered,
+    overheard,
     scorer_of,
 )
 
@@ -216,6 +217,7 @@ class Told:
             return None
         batches, found = LegBatches(), [found_of(node) for node in nodes]
         run = runs[0]
+        overheard(run)
 
         def stages(index: int, handle: Deferred[Explanation]) -> tuple[Stage, ...]:
             own = replace(reader, handle=partial(self._handle, search, query, batches, handle))
