@@ -223,6 +223,17 @@ def test_a_reference_similarity_far_from_zero_is_said_and_what_fills_the_pairs_i
         assert ("left out of them" in notice.text) == (along == "rest")
 
 
+@pytest.mark.parametrize("longer", [0.01, 100.0])
+def test_references_of_a_dot_product_are_judged_by_their_cosine(longer: float) -> None:
+    method = IntegratedJacobians(BiEncoder(Encoder(tiny("bert", similarity_fn_name="dot"))), 2)
+    reference, near, far = np.eye(3, dtype=np.float32)[0], *np.array([[0.2, 1, 0], [0.05, 0, 1]], np.float32)
+    for embedding, told in ((near, ["method"]), (far, [])):
+        query = half(embedding * np.float32(longer), reference, 0.5)
+        terms, notices = method.similarities(query, far * np.float32(longer), reference * np.float32(0.5), 0.5)
+        assert terms["f(a, r_b)"] == pytest.approx(float(embedding[0]) * longer, rel=1e-5)
+        assert [notice.code for notice in notices] == told
+
+
 def half(embedding: np.ndarray, reference: np.ndarray, along: float) -> Factors:
     """A query of one token whose rest is so many times its reference."""
     rest = reference * np.float32(along)
