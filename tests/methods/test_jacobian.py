@@ -305,6 +305,13 @@ def test_exact_sums_to_the_cosine_of_the_shifted_encoder_and_says_that_it_is_ano
     assert "shifted encoder" in (explanation.surrogate or "")
 
 
+@pytest.mark.parametrize("texts", [("", DOCUMENT), (QUERY, ""), ("", "")], ids=["query", "document", "both"])
+def test_an_empty_text_is_its_own_reference_and_carries_nothing(texts: tuple[str, str]) -> None:
+    explanation = Explainer(tiny("bert", dtype=torch.float32), "ij-exact", layer=1).explain(*texts)
+    assert explanation.score == pytest.approx(0, abs=1e-4)
+    np.testing.assert_allclose(explanation.matrix, 0, atol=1e-4)
+
+
 def test_without_a_padding_token_the_end_token_fills() -> None:
     model: SentenceTransformer = tiny("gpt_neo")
     features = model.preprocess(["The cat."])
