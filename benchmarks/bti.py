@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rag_explain import Explainer
 from rag_explain.encoder.model import Encoder
 from rag_explain.factors import Array
-from rag_explain.methods.bti import pair_scores
+from rag_explain.methods.bti import matches
 from rag_explain.texts.tokens import Role
 from rag_explain.texts.units import text_units
 
@@ -84,7 +84,7 @@ def compared(encoder: Encoder, query: str, document: str) -> dict[str, float]:
     """Cosines of words by E and by B, and the pairs that they match."""
     by_input, by_output = (cosines(encoder, query, document, block) for block in (0, encoder.n_blocks))
     moved = np.abs(by_output - by_input)
-    before, after = matched(by_input), matched(by_output)
+    before, after = matches(by_input), matches(by_output)
     return {
         "cosine moves by at most": float(moved.max()),
         "cosine moves by": float(moved.mean()),
@@ -105,12 +105,6 @@ def words(encoder: Encoder, text: str, role: Role, block: int) -> tuple[list[str
         vectors = encoder.hidden(batch, block)[0][0].double().numpy()
     found, owners = text_units(batch.tokens[0], text, "word", truncated=batch.truncated[0])
     return [word.text for word in found], np.stack([vectors[owners == at].mean(axis=0) for at in range(len(found))])
-
-
-def matched(table: Array) -> NDArray[np.bool_]:
-    """(w_q, w_d): which words are the other's best, from either side."""
-    rows, columns = (np.ones(count, dtype=np.float32) for count in table.shape)
-    return np.asarray(pair_scores(table, rows, columns) != 0)
 
 
 def partner(encoder: Encoder, word: str) -> dict[str, str]:

@@ -158,8 +158,8 @@ def deletion(trial: choices.Trial, explanation: Explanation, role: Role) -> floa
     text = query if is_query else document
     cut = [[tokens[place] for place in order[:count]] for count in range(1, len(order))]
     left = [text, *(measures.without(text, words) for words in cut)]
-    scores = [trial.scorer.score(one, [document])[0] for one in left] if is_query else trial.scorer.score(query, left)
-    return measures.area([float(score) for score in scores]) if len(left) > 1 else 1.0
+    scores = trial.scorer.scores(left, [document])[:, 0] if is_query else trial.scorer.score(query, left)
+    return measures.area(scores.tolist()) if len(left) > 1 else 1.0
 
 
 def parse() -> argparse.Namespace:

@@ -130,11 +130,11 @@ class SharedModel(ProcessBound):
         return self.reader.read(as_passages(texts), role)
 
     def norms(self, embeddings: Tensor) -> Tensor:
-        """(D,): what each embedding is divided by in the score."""
+        """(D,): what each embedding is divided by in the score; never by less than 1e-12, as in torch."""
         if not self.is_cosine:
             return torch.ones_like(embeddings[:, 0])
         lengths: Tensor = torch.linalg.vector_norm(embeddings, dim=-1)
-        return lengths.clamp_min(torch.finfo(embeddings.dtype).tiny)
+        return lengths.clamp_min(max(1e-12, torch.finfo(embeddings.dtype).tiny))
 
     def embed(self, texts: Sequence[str | Passage], role: Role) -> NDArray[np.float32]:
         """(D, e): what `encode_query` or `encode_document` gives."""

@@ -142,13 +142,19 @@ def similarities(encoder: Encoder, query: Tensor, documents: Tensor) -> Tensor:
 
 
 def similarity_gradients(encoder: Encoder, query: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-    """(D, e) twice: the similarity's gradients by the query's and by the document's embedding.
-
-    d cos(a, b) / d a = (b / |b| - cos(a, b) a / |a|) / |a|, and b / |b| alone where a is not normalised.
-    """
+    """(D, e) twice: the similarity's gradients by the query's and by the document's embedding."""
     if not encoder.is_cosine:
         return documents, query.expand_as(documents)
-    one, other = encoder.norms(query[None])[:, None], encoder.norms(documents)[:, None]
+    return cosine_gradients(query, documents)[1:]
+
+
+def cosine_gradients(query: Tensor, documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(D,) the cosines of a vector (e,) with each of (D, e), and (D, e) twice their gradients by the two.
+
+    d cos(a, b) / d a = (b / |b| - cos(a, b) a / |a|) / |a|.
+    """
+    tiny = torch.finfo(documents.dtype).tiny
+    one, other = query.norm().clamp_min(tiny), documents.norm(dim=-1, keepdim=True).clamp_min(tiny)
     a, b = query / one, documents / other
     cosine = (a * b).sum(dim=-1, keepdim=True)
-    return (b - cosine * a) / one, (a - cosine * b) / other
+    return cosine[:, 0], (b - cosine * a) / one, (a - cosine * b) / other

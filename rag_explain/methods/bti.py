@@ -4,11 +4,12 @@
    positions were added and after the embedding norm where the encoder has one.
 2. F, the mean over the tokens of the text of B, the vectors that the encoder puts out (Eq. 1); special tokens and
    prompts are left out, so the cosine C of the two F is close to the encoder's own similarity but not the same number.
-3. Saliency of a token: sum over dimensions of ReLU(E * dC/dE), scaled to [0, 1] over the text (min-max; Eq. 3 and 4).
+3. Saliency of a token: sum over dimensions of ReLU(E * dC/dE), scaled to [0, 1] over the text (min-max; Eq. 3 and 4);
+   1 where all tokens of a text are equally salient, as a single one is.
 4. Words: the mean of their tokens' vectors B, the maximum of their tokens' saliencies (lines 3 and 4 of algorithm 1).
 5. Each word is matched with the word of the other text whose vector has the largest cosine, from both sides (Eq. 5).
-6. The score of a matched pair is cosine * saliency * saliency (Eq. 6). MeanShift clusters the scores, and the pairs of
-   the top clusters are the explanation.
+6. The score of a matched pair is cosine * saliency * saliency (Eq. 6). MeanShift clusters the scores of all matched
+   pairs, one that is matched from both sides counted once, and the pairs of the top clusters are the explanation.
 
 The scores rank pairs of words and add up to nothing. The paper's ablations are `saliency="gradient"` (ReLU(dC/dE)
 alone), `saliency="activation"` (ReLU(E) alone) and `layer=` the number of blocks (the last layer's output for E).
@@ -17,7 +18,6 @@ alone), `saliency="activation"` (ReLU(E) alone) and `layer=` the number of block
 from typing import Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,7 +27,7 @@ from rag_explain.errors import InvalidInput, import_extra
 from rag_explain.factors import Array
 from rag_explain.linear import JACOBIAN, AffineMap
 from rag_explain.methods.base import ExplainedPair, PairMethod, explained, to_numpy
-from rag_explain.methods.baselines import similarities
+from rag_explain.methods.baselines import cosine_gradients, similarities
 from rag_explain.methods.frozen import freeze
 from rag_explain.scorers.base import Scorer
 from rag_explain.texts.tokens import Token
@@ -68,23 +68,20 @@ class BTI(PairMethod):
         right, embeddings = self._freeze(documents)
         (output, _), (outputs, _) = (self.encoder.hidden(batch, self.encoder.n_blocks) for batch in (query, documents))
         scores = similarities(self.encoder, own[0], embeddings)
+        between, by_query, by_document = cosine_gradients(left.embedding[0], right.embedding)
+        answers = right.pull(by_document[None])[0]  # documents do not meet in the pass
         result = []
         for index in range(len(documents)):
-            cosine, by_left, by_right = _cosine(left.embedding[0], right.embedding[index])
-            # One document's cotangent at a time: documents do not meet in the pass, so the others' are zero.
-            asked = left.pull(by_left[None, None])[0, 0]
-            cotangent = torch.zeros_like(right.embedding)
-            cotangent[index] = by_right
-            answer = right.pull(cotangent[None])[0, index]
+            asked = left.pull(by_query[index][None, None])[0, 0]
             words, vectors, saliency = self._words(query, 0, output[0], self._tokens(left.hidden[0], asked))
             others, their_vectors, their_saliency = self._words(
-                documents, index, outputs[index], self._tokens(right.hidden[index], answer)
+                documents, index, outputs[index], self._tokens(right.hidden[index], answers[index])
             )
             cosines = _cosines(vectors, their_vectors)
-            table = top_clusters(pair_scores(cosines, saliency, their_saliency), self.clusters)
+            table = top_clusters(cosines * saliency[:, None] * their_saliency, matches(cosines), self.clusters)
             matrix = np.pad(table, ((0, 1), (0, 1)))  # no rest
             units = {"query_tokens": words, "document_tokens": others, "unit": "word"}
-            more = {"references": {"cosine": cosine}, "similarities": cosines, **units}
+            more = {"references": {"cosine": float(between[index])}, "similarities": cosines, **units}
             result.append(explained(query.side(0), documents.side(index), matrix, float(scores[index]), **more))
         return result
 
@@ -120,39 +117,30 @@ class BTI(PairMethod):
         return words, means, np.array([scaled[member].max() for member in members], dtype=np.float32)
 
 
-def pair_scores(cosines: Array, left: Array, right: Array) -> Array:
-    """(w_q, w_d): cosine * saliency * saliency where a word is the other's best match, from either side; else zero."""
-    matched = np.zeros(cosines.shape, dtype=bool)
-    matched[np.arange(len(left)), cosines.argmax(axis=1)] = True
-    matched[cosines.argmax(axis=0), np.arange(len(right))] = True
-    return np.where(matched, cosines * left[:, None] * right[None, :], 0).astype(np.float32)
+def matches(cosines: Array) -> NDArray[np.bool_]:
+    """(w_q, w_d): which words are the best match of the other, from either side; of equals the last (MatchWords)."""
+    (rows, columns), found = cosines.shape, np.zeros(cosines.shape, dtype=bool)
+    found[np.arange(rows), columns - 1 - cosines[:, ::-1].argmax(axis=1)] = True
+    found[rows - 1 - cosines[::-1].argmax(axis=0), np.arange(columns)] = True
+    return found
 
 
-def top_clusters(scores: Array, clusters: int | None) -> Array:
-    """The scores of the top clusters; the others become zero."""
-    values = np.unique(scores[scores > 0])
-    if clusters is None or len(values) < 2:
-        return scores
-    cluster = import_extra(*_CLUSTERING)
-    points: NDArray[np.float64] = scores[scores > 0].astype(np.float64)[:, None]
-    # scikit-learn's own choice, but never from fewer than two neighbours: the first is the point itself.
-    bandwidth = cluster.estimate_bandwidth(points, quantile=min(1.0, max(0.3, 2 / len(points))))
-    if not bandwidth > 0:  # most scores are equal: as narrow as the closest two that are not
-        bandwidth = float(np.diff(values).min())
-    model = cluster.MeanShift(bandwidth=bandwidth).fit(points)
-    best = np.argsort(-model.cluster_centers_[:, 0], kind="stable")[:clusters]
-    kept = np.zeros_like(scores)
-    kept[scores > 0] = np.where(np.isin(model.labels_, best), points[:, 0], 0)
-    return kept
-
-
-def _cosine(left: Tensor, right: Tensor) -> tuple[float, Tensor, Tensor]:
-    """The cosine of two vectors (e,), and its gradients by both."""
-    tiny = torch.finfo(left.dtype).tiny
-    one, other = left.norm().clamp_min(tiny), right.norm().clamp_min(tiny)
-    a, b = left / one, right / other
-    cosine = a @ b
-    return float(cosine), (b - cosine * a) / one, (a - cosine * b) / other
+def top_clusters(scores: Array, matched: NDArray[np.bool_], clusters: int | None) -> Array:
+    """(w_q, w_d): the scores of the matched pairs in the top clusters; all others are zero."""
+    points: NDArray[np.float64] = scores[matched].astype(np.float64)[:, None]
+    kept = np.ones(len(points), dtype=bool)
+    values = np.unique(points)
+    if clusters is not None and len(values) > 1:
+        cluster = import_extra(*_CLUSTERING)
+        # scikit-learn's own choice, but never from fewer than two neighbours: the first is the point itself.
+        bandwidth = cluster.estimate_bandwidth(points, quantile=min(1.0, max(0.3, 2 / len(points))))
+        if not bandwidth > 0:  # most scores are equal: as narrow as the closest two that are not
+            bandwidth = float(np.diff(values).min())
+        model = cluster.MeanShift(bandwidth=bandwidth).fit(points)
+        kept = np.isin(model.labels_, np.argsort(-model.cluster_centers_[:, 0], kind="stable")[:clusters])
+    table = np.zeros_like(scores, dtype=np.float32)
+    table[matched] = np.where(kept, points[:, 0], 0)
+    return table
 
 
 def _cosines(left: Array, right: Array) -> Array:

@@ -47,7 +47,7 @@ from rag_explain.texts.tokens import Role, Unit
 _log = logging.getLogger("rag_explain.methods")
 
 AlongReference = Literal["rest", "pairs"]
-# Beyond this, on either side of zero, a text's similarity with an empty one is not negligible (section 4.3).
+# Beyond this, on either side of zero, a text's cosine with an empty one is not negligible (section 4.3).
 TRUSTED_REFERENCE = 0.1
 
 
@@ -241,8 +241,10 @@ class IntegratedJacobians(JacobianMethod):
             "f(r_a, b)": float(empty_query @ embedding),
             "f(r_a, r_b)": float(empty_query @ empty),
         }
-        name = max(("f(a, r_b)", "f(r_a, b)"), key=lambda term: abs(terms[term]))
-        notices = self._said(name, terms) if abs(terms[name]) > TRUSTED_REFERENCE else ()
+        ends = {"f(a, r_b)": (query.embedding, empty), "f(r_a, b)": (empty_query, embedding)}
+        cosines = {term: abs(terms[term]) / max(_lengths(*both), 1e-30) for term, both in ends.items()}
+        name = max(cosines, key=lambda term: cosines[term])
+        notices = self._said(name, terms) if cosines[name] > TRUSTED_REFERENCE else ()
         if self.along_reference == "rest":
             before = float((query.embedding - empty_query) @ (embedding - empty))
             terms["along references"] = before - float((query.embedding - query.rest) @ (embedding - rest))
@@ -257,6 +259,11 @@ class IntegratedJacobians(JacobianMethod):
         )
         _log.info("%s: %s", self.name, note)  # not a warning: the notice travels with the result
         return (Notice(METHOD, note),)
+
+
+def _lengths(one: Array, other: Array) -> float:
+    """The product of two vectors' lengths: 1 for a cosine, whose norm is inside the path."""
+    return float(np.linalg.norm(one) * np.linalg.norm(other))
 
 
 def _reference(rest: Array, along: float) -> Array:

@@ -86,15 +86,15 @@ def _references(shown: Explanation) -> dict[str, float]:
 
 
 def _doubts(shown: Explanation, positive: float, negative: float, no_word: float | None) -> Iterator[str]:
-    left_over = _references(shown)
+    left_over, is_cosine = _references(shown), shown.measure == "cosine"
     if abs(positive + negative) < _CANCELS * (positive - negative):
         yield "most of it cancels, and negative values are less reliable"
-    elif shown.measure == "cosine" and positive > 1 + max(0.0, left_over.get("f(r_a, r_b)", 0.0)):
+    elif is_cosine and positive > 1 + max(0.0, left_over.get("f(r_a, r_b)", 0.0)):
         yield "more than a score can be, and negative values are less reliable"
     beside = positive + negative - shown.score
-    if left_over and abs(beside) > _REFERENCE:
+    if left_over and abs(beside) > _REFERENCE * (1 if is_cosine else abs(shown.score)):
         yield f"{beside:+.2f} is the references', not the score's"
-    if left_over and shown.score < _APPROXIMATE:
+    if left_over and is_cosine and shown.score < _APPROXIMATE:
         yield f"rough at a score below {_APPROXIMATE}"
     if no_word is not None and no_word > _NO_WORD:
         yield f"{no_word:.0%} of all values belongs to no word"

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput, MissingExtra
-from rag_explain.methods.bti import pair_scores, top_clusters
+from rag_explain.methods.bti import matches, top_clusters
 from rag_explain.texts.tokens import Role, Token
 from tests.support.models import TEXTS, tiny
-from tests.support.references_bti import algorithm_1
+from tests.support.references_bti import algorithm_1, match_words, top_words
 
 QUERY, DOCUMENT = TEXTS
 ARCHITECTURES = ["bert", "roberta", "t5"]
@@ -32,16 +33,17 @@ def members(explainer: Explainer, text: str, role: Role, words: Sequence[Token])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("clusters", [None, 2, 3])
 @pytest.mark.parametrize(("layer", "kind"), [(0, "product"), (0, "gradient"), (0, "activation"), (3, "product")])
-def test_scores_follow_the_algorithm(architecture: str, layer: int, kind: Any) -> None:
+def test_scores_follow_the_algorithm(architecture: str, layer: int, kind: Any, clusters: int | None) -> None:
     model = tiny(architecture).eval()
-    explainer = Explainer(model, "bti", layer=layer, saliency=kind, clusters=None)
+    explainer = Explainer(model, "bti", layer=layer, saliency=kind, clusters=clusters)
     found = explainer.explain(QUERY, DOCUMENT)
     inside = (
         members(explainer, QUERY, "query", found.query_tokens),
         members(explainer, DOCUMENT, "document", found.document_tokens),
     )
-    scores, cosines, cosine = algorithm_1(model, (QUERY, DOCUMENT), inside, layer, kind)
+    scores, cosines, cosine = algorithm_1(model, (QUERY, DOCUMENT), inside, layer, kind, clusters)
     assert found.references is not None
     assert found.references["cosine"] == pytest.approx(cosine, abs=1e-5)
     np.testing.assert_allclose(found.similarities, cosines, atol=1e-5)
@@ -69,20 +71,28 @@ def test_documents_in_a_batch_do_not_meet() -> None:
         np.testing.assert_allclose(together.matrix, explainer.explain(QUERY, document).matrix, atol=1e-6)
 
 
-def test_matches_are_taken_from_both_sides() -> None:
-    cosines = np.array([[0.9, 0.8], [0.7, 0.1]], dtype=np.float32)
-    ones = np.ones(2, dtype=np.float32)
-    # 0 likes 0, 1 likes 0; column 0 likes 0, column 1 likes 0.
-    np.testing.assert_allclose(pair_scores(cosines, ones, ones), [[0.9, 0.8], [0.7, 0]])
-
-
-def test_top_clusters_keep_the_upper_groups() -> None:
-    scores = np.array([[0.92, 0.9, 0, 0.91], [0.5, 0.51, 0.52, 0], [0.01, 0.02, 0.03, 0.04]], dtype=np.float32)
-    np.testing.assert_allclose(top_clusters(scores, 1), scores * (scores > 0.8))
-    np.testing.assert_allclose(top_clusters(scores, 2), scores * (scores > 0.4))
-    np.testing.assert_allclose(top_clusters(scores, None), scores)
-    equal = np.full((2, 2), 0.3, dtype=np.float32)
-    np.testing.assert_allclose(top_clusters(equal, 1), equal)
+@pytest.mark.parametrize("seed", range(20))
+def test_words_are_matched_and_chosen_as_in_the_pseudocode(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    shape = chance.integers(1, 9, 2)
+    # Corners of a cube, so that some words are equally near; scores of either sign, and some of them zero.
+    left, right = (chance.choice([-1.0, 1.0], (count, 3)) for count in shape)
+    cosines = (left @ right.T / 3).astype(np.float32)
+    one, other = ([*torch.tensor(vectors)] for vectors in (left, right))
+    values = chance.random(shape[0]).round(1), chance.random(shape[1]).round(2)
+    sides = (
+        match_words(one, other, *values, is_reversed=False),
+        match_words(other, one, *values[::-1], is_reversed=True),
+    )
+    pairs = {(i, j): score for side in sides for i, j, score in side}
+    matched = matches(cosines)
+    assert {(int(i), int(j)) for i, j in np.argwhere(matched)} == set(pairs)
+    scores = cosines * values[0][:, None] * values[1]
+    for clusters in (None, 1, 2, 3):
+        wanted = np.zeros(shape)
+        for place, score in top_words({place: scores[place] for place in pairs}, clusters).items():
+            wanted[place] = score
+        np.testing.assert_allclose(top_clusters(scores, matched, clusters), wanted, atol=1e-6)
 
 
 def test_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,17 @@ def test_a_reference_similarity_far_from_zero_is_said_and_what_fills_the_pairs_i
         assert ("left out of them" in notice.text) == (along == "rest")
 
 
+@pytest.mark.parametrize("longer", [0.01, 100.0])
+def test_references_of_a_dot_product_are_judged_by_their_cosine(longer: float) -> None:
+    method = IntegratedJacobians(BiEncoder(Encoder(tiny("bert", similarity_fn_name="dot"))), 2)
+    reference, near, far = np.eye(3, dtype=np.float32)[0], *np.array([[0.2, 1, 0], [0.05, 0, 1]], np.float32)
+    for embedding, told in ((near, ["method"]), (far, [])):
+        query = half(embedding * np.float32(longer), reference, 0.5)
+        terms, notices = method.similarities(query, far * np.float32(longer), reference * np.float32(0.5), 0.5)
+        assert terms["f(a, r_b)"] == pytest.approx(float(embedding[0]) * longer, rel=1e-5)
+        assert [notice.code for notice in notices] == told
+
+
 def half(embedding: np.ndarray, reference: np.ndarray, along: float) -> Factors:
     """A query of one token whose rest is so many times its reference."""
     rest = reference * np.float32(along)
@@ -292,6 +303,13 @@ def test_exact_sums_to_the_cosine_of_the_shifted_encoder_and_says_that_it_is_ano
     assert explanation.score == pytest.approx(float(cosine), abs=1e-6)
     assert float(explanation.pairs.sum()) == pytest.approx(float(cosine), abs=1e-5)
     assert "shifted encoder" in (explanation.surrogate or "")
+
+
+@pytest.mark.parametrize("texts", [("", DOCUMENT), (QUERY, ""), ("", "")], ids=["query", "document", "both"])
+def test_an_empty_text_is_its_own_reference_and_carries_nothing(texts: tuple[str, str]) -> None:
+    explanation = Explainer(tiny("bert", dtype=torch.float32), "ij-exact", layer=1).explain(*texts)
+    assert explanation.score == pytest.approx(0, abs=1e-4)
+    np.testing.assert_allclose(explanation.matrix, 0, atol=1e-4)
 
 
 def test_without_a_padding_token_the_end_token_fills() -> None:

@@ -80,6 +80,15 @@ def test_reference_terms_and_a_low_score_are_said() -> None:
     assert high.trust.doubts == ()
 
 
+def test_reference_terms_of_a_dot_product_are_measured_by_its_score() -> None:
+    """0.1 and 0.5 are of cosines: a dot product has no such scale."""
+    left = {"f(a, r_b)": 0.0, "f(r_a, b)": 0.4, "f(r_a, r_b)": 9.0}
+    assert made([[8, 1], [0, 0]], rest=-0.8, references=left, method="ij", measure="dot").trust.doubts == ()
+    assert made([[0.3, 0.1], [0, 0]], rest=0, references=left, method="ij", measure="dot").trust.doubts == ()
+    told = made([[8, 1], [0, 0]], rest=-1, references=left, method="ij", measure="dot").trust.doubts
+    assert told == ("+1.00 is the references', not the score's",)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

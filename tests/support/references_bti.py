@@ -7,6 +7,7 @@ is shared with the library. Names are the paper's, in small letters.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,14 +73,49 @@ def match_words(
     return pairs
 
 
+def top_words(pairs: dict[tuple[int, int], float], clusters: int | None) -> dict[tuple[int, int], float]:
+    """function TopWords: pairs in the top clusters of all scores; with `clusters` 3 its "S_i <= top_k" for top_k 2."""
+    scores = list(pairs.values())
+    if clusters is None or len(set(scores)) < 2:
+        return pairs
+    centroids = mean_shift(scores, bandwidth(scores))
+    nearest = [min(range(len(centroids)), key=lambda c: abs(centroids[c] - score)) for score in scores]  # S
+    return {pair: score for (pair, score), c in zip(pairs.items(), nearest, strict=True) if c < clusters}
+
+
+def mean_shift(points: Sequence[float], radius: float) -> list[float]:
+    """The centroids, largest first: each point climbs to the mean of what is around it; of near ones the fullest."""
+    found = []
+    for mean in points:
+        moved = float("inf")
+        while moved > 1e-3 * radius:
+            around = [point for point in points if abs(point - mean) <= radius]
+            mean, moved = sum(around) / len(around), abs(sum(around) / len(around) - mean)
+        found.append((len(around), mean))
+    modes: list[float] = []
+    for _, mean in sorted(found, reverse=True):
+        if all(abs(mean - mode) > radius for mode in modes):
+            modes.append(mean)
+    return sorted(modes, reverse=True)
+
+
+def bandwidth(points: Sequence[float]) -> float:
+    """The mean distance to the farthest of the nearest 3 in 10 points (two at least), the point itself counted."""
+    near = max(2, int(0.3 * len(points) + 1e-9))
+    found = sum(sorted(abs(point - other) for other in points)[near - 1] for point in points) / len(points)
+    ordered = sorted(set(points))
+    return found or min(b - a for a, b in pairwise(ordered))
+
+
 def algorithm_1(
     model: SentenceTransformer,
     texts: tuple[str, str],
     members: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
     layer: int,
     kind: str,
+    clusters: int | None,
 ) -> tuple[dict[tuple[int, int], float], Tensor, float]:
-    """The scores of all matched pairs of words (lines 1 to 6), the words' cosines, and C(F_p1, F_p2)."""
+    """The pairs that are left with their scores, the words' cosines, and C(F_p1, F_p2)."""
     sides = list(zip(texts, ("query", "document"), strict=True))
     (e1, b1), (e2, b2) = (propagated(model, text, task, layer) for text, task in sides)
     own = [_own(model, text, task) for text, task in sides]
@@ -89,8 +125,10 @@ def algorithm_1(
     w2, w2_s = word_piece_inverse(members[1], b2.detach(), s2)  # line 4
     m1 = match_words(w1, w2, w1_s, w2_s, is_reversed=False)  # line 5
     m2 = match_words(w2, w1, w2_s, w1_s, is_reversed=True)  # line 6
+    both = {(i, j): score for i, j, score in m1 + m2}  # a union: a pair that both sides find is in it once
+    found = top_words(both, clusters)  # line 7
     cosines = torch.stack([torch.stack([C(one, other, dim=0) for other in w2]) for one in w1])
-    return {(i, j): score for i, j, score in m1 + m2}, cosines, float(C(f_p(b1), f_p(b2), dim=0).detach())
+    return found, cosines, float(C(f_p(b1), f_p(b2), dim=0).detach())
 
 
 def _own(model: SentenceTransformer, text: str, task: str) -> Tensor:
