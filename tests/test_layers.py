@@ -42,8 +42,8 @@ LAYERS = """
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
-    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.sharing retrieval.legs
-    retrieval.nested retrieval.mmr retrieval.search retrieval.truth
+    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.hidden retrieval.sharing
+    retrieval.legs retrieval.nested retrieval.mmr retrieval.search retrieval.truth
     retrieval.corpus retrieval.places retrieval.hit_questions retrieval.background retrieval.black_box
     retrieval.looks retrieval.adapter retrieval.saved_index
     retrieval.asked retrieval.ladder retrieval.store_questions retrieval.faiss_rows retrieval.faiss_questions

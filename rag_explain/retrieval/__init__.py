@@ -5,11 +5,12 @@ from rag_explain.retrieval.adapter import ExplainMode, HitExplainer, check_mode
 from rag_explain.retrieval.asked import Removed, no_reason
 from rag_explain.retrieval.black_box import MAX_CALLS
 from rag_explain.retrieval.corpus import Corpus, EngineCorpus, Entry
-from rag_explain.retrieval.engines import ChromaEngine, Engine, Kept, LanceDBEngine, Place, engine_of
+from rag_explain.retrieval.engines import Engine, Kept, Place, engine_of
+from rag_explain.retrieval.hidden import asked_again
 from rag_explain.retrieval.holders import held_model, inside, models_inside
 from rag_explain.retrieval.legs import LegBatches, Legs, reranked, reranker_of, scorer_of
 from rag_explain.retrieval.mmr import Diversity
-from rag_explain.retrieval.nested import Encoder, Encoders, InnerHits, collecting, refuse_several, report
+from rag_explain.retrieval.nested import Encoder, Encoders, InnerHits, collecting, report
 from rag_explain.retrieval.search import RetrievedDocument, Search, readable
 from rag_explain.retrieval.sharing import ExplainerSource, check_source
 from rag_explain.retrieval.stages import UNNAMED, StagedHits, after, same_score, scored
@@ -18,13 +19,12 @@ from rag_explain.retrieval.trace import Combination, Found, Reader, Run, Trace, 
 from rag_explain.retrieval.truth import retriever_reason
 from rag_explain.retrieval.usage import Embedder, has_model
 
-__all__ = ["MAX_CALLS", "UNNAMED", "ChromaEngine", "Embedder", "Encoder", "Encoders", "Engine", "ExplainMode"]
+__all__ = ["MAX_CALLS", "UNNAMED", "Embedder", "Encoder", "Encoders", "Engine", "ExplainMode"]
 __all__ += [
     "ExplainerSource",
     "HitExplainer",
     "InnerHits",
     "Kept",
-    "LanceDBEngine",
     "Place",
     "RetrievedDocument",
     "Search",
@@ -33,6 +33,6 @@ __all__ += [
 ]
 __all__ += ["Corpus", "EngineCorpus", "Entry", "Removed", "StoreQuestions", "no_reason"]
 __all__ += ["check_mode", "check_source", "collecting", "engine_of", "has_model", "held_model", "inside"]
-__all__ += ["models_inside", "readable", "refuse_several", "report", "retriever_reason", "same_score", "scored"]
+__all__ += ["models_inside", "readable", "report", "retriever_reason", "same_score", "scored"]
 __all__ += ["Combination", "Found", "LegBatches", "Legs", "Reader", "Run", "Trace", "fusion", "ordered", "reranked"]
-__all__ += ["Diversity", "overheard", "reranker_of", "scorer_of"]
+__all__ += ["Diversity", "asked_again", "overheard", "reranker_of", "scorer_of"]

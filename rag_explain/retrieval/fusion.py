@@ -44,9 +44,13 @@ def relative(legs: Sequence[Leg], queries: int = 1) -> Shares:
     return [_scaled(leg, min(scores, default=0.0), max(scores, default=0.0), queries) for leg, scores in _scored(legs)]
 
 
-def distribution(legs: Sequence[Leg], queries: int = 1) -> Shares:
-    """The same between mean - 3 standard deviations and mean + 3: what stands out of its own list counts."""
-    return [_scaled(leg, *_spread(scores), queries) for leg, scores in _scored(legs)]
+def distribution(legs: Sequence[Leg], queries: int = 1, *, is_sample: bool = False) -> Shares:
+    """The same between mean - 3 standard deviations and mean + 3: what stands out of its own list counts.
+
+    With `is_sample` as Qdrant does: the deviation is a sample's, and all alike count a half.
+    """
+    same = 0.5 if is_sample else None
+    return [_scaled(leg, *_spread(scores, is_sample), queries, same) for leg, scores in _scored(legs)]
 
 
 def highest(legs: Sequence[Leg]) -> Shares:
@@ -84,15 +88,15 @@ def _scored(legs: Sequence[Leg]) -> list[tuple[Leg, list[float]]]:
     return [(leg, [score or 0.0 for _, score in leg.found]) for leg in legs]
 
 
-def _spread(scores: Sequence[float]) -> tuple[float, float]:
+def _spread(scores: Sequence[float], is_sample: bool) -> tuple[float, float]:
     if not scores:
         return 0.0, 0.0
     mean = sum(scores) / len(scores)
-    deviation = (sum((score - mean) ** 2 for score in scores) / len(scores)) ** 0.5
+    deviation = (sum((score - mean) ** 2 for score in scores) / max(1, len(scores) - is_sample)) ** 0.5
     return mean - _SPREAD * deviation, mean + _SPREAD * deviation
 
 
-def _scaled(leg: Leg, low: float, high: float, queries: int) -> dict[Hashable, float]:
-    same = 1.0 if high > 0 else 0.0
+def _scaled(leg: Leg, low: float, high: float, queries: int, same: float | None = None) -> dict[Hashable, float]:
+    same = float(high > 0) if same is None else same
     values = ((key, same if high == low else ((score or 0.0) - low) / (high - low)) for key, score in leg.found)
     return _summed((key, value * leg.weight / queries) for key, value in values)

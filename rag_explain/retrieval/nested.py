@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from weakref import WeakKeyDictionary
 
 from rag_explain.errors import InvalidInput, ProcessBound
@@ -85,6 +85,29 @@ class Encoders(ProcessBound):
             distinct.setdefault(_key(encoder[0]), encoder)
         return list(distinct.values())
 
+    def chosen(self, found: Iterable[Encoder], given: Source | None) -> Encoder:
+        """What explains and what embeds: as the caller said, else the only encoder that there is."""
+        encoders = self.among(found)
+        source, embedder = encoders[0] if len(encoders) == 1 else (None, None)
+        if given is None:
+            return source, embedder
+        return given, given if isinstance(given, Embedder) else embedder
+
+    def refuse(self, found: Iterable[Encoder], holder: object, what: str) -> NoReturn:
+        """Why none of these can explain what (documents, nodes) the holder finds."""
+        encoders, name = self.among(found), type(holder).__name__
+        if len(encoders) > 1:  # which of them is to explain, only the caller knows
+            names = " and ".join(_name(source) for source, _ in encoders)
+            raise InvalidInput(
+                f"{name} holds several encoders ({names}): pass the one to explain by as explainer=, or put an "
+                "ExplainingRetriever around each retriever inside"
+            )
+        with_what = " and ".join(dict.fromkeys(embedder.name for _, embedder in encoders if embedder is not None))
+        raise InvalidInput(
+            f"nothing that embeds was found in {name}{with_what and f' with {with_what}'}: pass "
+            f"explainer=Explainer(model) with the model that embeds its {what}"
+        )
+
     def _remembered(self, encoder: Encoder) -> Encoder:
         source, embedder = encoder
         kept = None if embedder is None else self._known.get(id(embedder.holder), embedder)
@@ -114,16 +137,6 @@ def _digest(model: Any) -> str:
     if known is None or known[0] != state:
         known = _digests[model] = state, digest(facts(model), tensors(model))
     return known[1]
-
-
-def refuse_several(encoders: Sequence[Encoder], holder: object) -> None:
-    """Which of several encoders is to explain, only the caller knows."""
-    if len(encoders) > 1:
-        names = " and ".join(_name(source) for source, _ in encoders)
-        raise InvalidInput(
-            f"{type(holder).__name__} holds several encoders ({names}): pass the one to explain by as explainer=, or "
-            "put an ExplainingRetriever around each retriever inside"
-        )
 
 
 def _name(source: Any) -> str:

@@ -98,6 +98,7 @@ class Combination:
     key: Callable[[Found], Hashable] | None = None  # what makes two documents one; None: the first of their keys
     is_by_score: bool = False  # the rank in a leg that counts is that by its score
     note: str | None = None
+    tolerance: float = 1e-9  # how far the sum may be from the score: servers tell theirs in single precision
 
 
 class Trace:
@@ -270,9 +271,9 @@ def _is_borne_out(run: Run, given: Combination) -> bool:
     values = [known[key] for key in keys]
     scores = [one.score for one in run.found or ()]
     if any(score is None for score in scores):
-        return all(one >= other - _TOLERANCE for one, other in pairwise(values))
+        return all(one >= other - given.tolerance for one, other in pairwise(values))
     return all(
-        score is not None and abs(value - score) <= _TOLERANCE * max(1.0, abs(score))
+        score is not None and abs(value - score) <= given.tolerance * max(1.0, abs(score))
         for value, score in zip(values, scores, strict=True)
     )
 

@@ -30,7 +30,6 @@ from rag_explain.retrieval import (
     collecting,
     inside,
     models_inside,
-    refuse_several,
     report,
 )
 from rag_explain.texts.passage import Passage
@@ -134,14 +133,20 @@ def test_a_model_that_is_changed_in_place_is_another_encoder() -> None:
     assert len(encoders.among(pair)) == 2
 
 
-def test_several_are_refused_with_their_names() -> None:
+def test_one_is_chosen_and_several_are_refused_with_their_names() -> None:
     mine, theirs = embedder(tiny(dtype=torch.float32)), embedder(tiny("roberta", dtype=torch.float32))
     theirs.holder.model_name = "a/b"  # type: ignore[attr-defined]
-    refuse_several([(mine, mine)], Part())
+    encoders, both = Encoders(), [(mine, mine), (theirs, theirs)]
+    assert encoders.chosen([(mine, mine)], None) == (mine, mine)
+    assert encoders.chosen(both, None) == (None, None)
+    assert encoders.chosen(both, theirs) == (theirs, theirs)
+    assert encoders.chosen([(mine, mine)], "a model") == ("a model", mine)
+    with pytest.raises(InvalidInput, match=r"nothing that embeds was found in Part: pass .* embeds its nodes"):
+        encoders.refuse([], Part(), "nodes")
     with pytest.raises(
         InvalidInput, match=r"Part holds several encoders .SimpleNamespace with BertModel and Simpl.* a/b"
     ):
-        refuse_several([(mine, mine), (theirs, theirs)], Part())
+        encoders.refuse(both, Part(), "documents")
 
 
 def hit(name: str, **options: Any) -> Hit:

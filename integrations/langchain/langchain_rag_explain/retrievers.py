@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr
 
 from langchain_rag_explain._internals import tracing_parameters
 from langchain_rag_explain.documents import carried, keys, reranked_score
+from langchain_rag_explain.hidden import hidden_legs
 from langchain_rag_explain.hits import NAME, HitRetriever
 from langchain_rag_explain.nested import loose_encoders, parts_inside, store_encoder
 from langchain_rag_explain.parents import ChunkSearch, finds_chunks, owners, tells_chunk_scores
@@ -49,7 +50,6 @@ from rag_explain.retrieval import (
     Search,
     collecting,
     readable,
-    refuse_several,
     retriever_reason,
 )
 
@@ -84,6 +84,9 @@ class ExplainingRetriever(Questions, HitRetriever):
     """What the store's scores are, by the name of a `rag_explain.results.metric.Metric`; None: found out."""
     surrogate: str | bool | None = None
     """Why the documents were not chosen by this encoder's similarity alone; False: they were; None: found out."""
+    ask_legs: bool = False
+    """Whether a store that fuses in its server and tells nothing of its legs (a hybrid QdrantVectorStore) is asked for
+    each of them again when the stages of a hit are looked at: two more queries, which embed the question again."""
 
     _hit_explainer: HitExplainer = PrivateAttr()
     _encoders: Encoders = PrivateAttr(default_factory=Encoders)
@@ -99,21 +102,19 @@ class ExplainingRetriever(Questions, HitRetriever):
             raise InvalidInput("ExplainingRetriever takes a retriever or a vectorstore, and not both")
         search = self._search()
         if search.source is None:
-            self._refuse()
+            self._encoders.refuse(self._encoders_inside(), self.retriever or self.vectorstore, "documents")
         self._hit_explainer = HitExplainer(**self._modes())
         self._hit_explainer.prepare(search)
 
     def _search(self, options: Mapping[str, Any] | None = None) -> Search:
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
-        encoders = self._encoders.among(self._encoders_inside())
-        source, embedder = encoders[0] if len(encoders) == 1 else (None, None)
-        if isinstance(self.explainer, Embeddings):
-            source = embedder = embedder_of(self.explainer)
-        elif self.explainer is not None:
-            source = self.explainer
+        given = embedder_of(self.explainer) if isinstance(self.explainer, Embeddings) else self.explainer
+        source, embedder = self._encoders.chosen(self._encoders_inside(), given)
         store = self._store
         self._engine = engine = engine_of_store(store, self._engine)
-        is_told = self.vectorstore is not None or _tells_scores(self.retriever) or tells_chunk_scores(self.retriever)
+        is_known = _is_plain(self.retriever) and tells_scores(self.retriever.vectorstore)  # type: ignore[union-attr]
+        is_told = self.vectorstore is not None or (is_known and _ranks_alone(self.retriever))
+        is_told = is_told or tells_chunk_scores(self.retriever)
         told = engine.metric if engine is not None and is_told else UNKNOWN
         metric = told if self.metric is None else Metric.named(self.metric)
         mode = other_search(store, {**getattr(self.retriever, "search_kwargs", {}), **(options or {})})
@@ -124,7 +125,7 @@ class ExplainingRetriever(Questions, HitRetriever):
             metric=metric if mode is None and _is_by_similarity(self.retriever) else UNKNOWN,
             surrogate=retriever_reason(self.surrogate, _surrogate(self.retriever) or mode),
             name=stage_name(self.retriever or self.vectorstore),
-            note=_own_search(self.retriever),
+            note=_OWN_SEARCH.format(type(store).__name__) if _is_plain(self.retriever) and not is_known else None,
             diversity=_diversity(self.retriever, options or {}),
         )
 
@@ -162,16 +163,6 @@ class ExplainingRetriever(Questions, HitRetriever):
 
     def _invoked(self, query: str, options: dict[str, Any]) -> list[Document]:
         return self.invoke(query, **options)
-
-    def _refuse(self) -> NoReturn:
-        asked = self.retriever or self.vectorstore
-        encoders = self._encoders.among(self._encoders_inside())
-        refuse_several(encoders, asked)
-        with_what = " and ".join(dict.fromkeys(embedder.name for _, embedder in encoders if embedder is not None))
-        raise InvalidInput(
-            f"nothing that embeds was found in {type(asked).__name__}{with_what and f' with {with_what}'}: "
-            "pass explainer=Explainer(model) with the model that embeds its documents"
-        )
 
     # ------------------------------------------------------------------ retrieval
 
@@ -242,8 +233,11 @@ class ExplainingRetriever(Questions, HitRetriever):
     ) -> tuple[list[RetrievedDocument], dict[str, Any]]:
         """What was found, and what is known of how."""
         known, search = [_known(document, inner) for document in documents], self._read(options)
-        stages = self._told(runs, query, documents, search)
         found = _unless_known(tell(documents), documents, known)
+        stages = self._told(runs, query, documents, search)
+        if self.ask_legs and (self.retriever is None or _tells_scores(self.retriever)):
+            asked = {**getattr(self.retriever, "search_kwargs", {}), **options}
+            stages = hidden_legs(self._store, query, asked, documents, found, search)
         return found, {"search": search, "known": known, "stages": stages}
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -335,8 +329,13 @@ def _asked(retriever: BaseRetriever) -> tuple[BaseRetriever, _Tell]:
 
 
 def _tells_scores(retriever: BaseRetriever | None) -> bool:
-    is_known = _is_plain(retriever) and getattr(retriever, "search_type", None) == "similarity"
+    is_known = _is_plain(retriever) and _ranks_alone(retriever)
     return is_known and tells_scores(retriever.vectorstore)  # type: ignore[union-attr]
+
+
+def _ranks_alone(retriever: BaseRetriever | None) -> bool:
+    """Whether scores order the documents, and neither diversity nor a threshold of relevance does more."""
+    return getattr(retriever, "search_type", None) == "similarity"
 
 
 def _scored(found: Sequence[tuple[Document, float]], store: VectorStore) -> tuple[list[Document], _Tell]:
@@ -388,12 +387,6 @@ def _diversity(retriever: BaseRetriever | None, options: Mapping[str, Any]) -> D
         return None
     asked = {**getattr(retriever, "search_kwargs", {}), **options}
     return Diversity(float(asked.get("lambda_mult", 0.5)))
-
-
-def _own_search(retriever: BaseRetriever | None) -> str | None:
-    """What is not known of a store that is asked as it is, and may search in a way of its own."""
-    store = retriever.vectorstore if isinstance(retriever, VectorStoreRetriever) and _is_plain(retriever) else None
-    return None if store is None or tells_scores(store) else _OWN_SEARCH.format(type(store).__name__)
 
 
 def _is_plain(retriever: BaseRetriever | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import Parameter, signature
 from types import FunctionType
-from typing import Any, Self
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
@@ -48,10 +48,6 @@ def _document(embeddings: Embeddings, text: str) -> list[float]:
 class InMemoryEngine(Engine):
     """LangChain's own store."""
 
-    @classmethod
-    def of(cls, handle: object, place: Place) -> Self | None:
-        return cls(handle, place) if isinstance(handle, InMemoryVectorStore) else None
-
     def told_metric(self) -> Metric:
         return Metric("cosine")
 
@@ -65,7 +61,7 @@ class InMemoryEngine(Engine):
 def engine_of_store(store: VectorStore | None, known: Engine | None = None) -> Engine | None:
     """What searches for a store, where it is known; `known` is what did last time."""
     if isinstance(store, InMemoryVectorStore):
-        return InMemoryEngine.of(store, Place())
+        return InMemoryEngine(store)
     store = searching_store(store)
     return engine_of(store, postgres_place(store) or _place(store), known)
 
@@ -116,7 +112,16 @@ def other_search(store: VectorStore | None, options: Mapping[str, Any]) -> str |
         mode = "sparse"
     elif getattr(store, "_is_function_only", False):  # embeds in the server
         mode = "built-in function"
-    return None if mode == "dense" else f"the store was asked in {mode} mode, not by this encoder's similarity alone"
+    if mode == "dense":
+        return None
+    hidden = "; its server fuses, and tells nothing of the legs: ask_legs=True asks for them too"
+    return f"the store was asked in {mode} mode, not by this encoder's similarity alone{hidden * fuses_inside(store)}"
+
+
+def fuses_inside(store: object) -> bool:
+    """Whether this is a QdrantVectorStore in hybrid mode, by its shape."""
+    mode = getattr(getattr(store, "retrieval_mode", None), "value", None)
+    return mode == "hybrid" and hasattr(store, "sparse_vector_name")
 
 
 # Stores whose `similarity_search` is their `similarity_search_with_score` without the scores, sync and async.

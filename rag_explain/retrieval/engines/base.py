@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from rag_explain.results.metric import UNKNOWN, Metric
 
@@ -27,6 +28,7 @@ class Place:
     key: str = "id"  # the field of the documents' ids
     vector: str | None = None  # the field of the vectors; None: the only one there is
     text: str | None = None  # the field of the texts; None: what the engine itself calls so, if anything
+    is_exponential: bool = False  # whether the store makes a distance d of the engine exp(-d)
     is_refined: bool = False  # whether searches compute scores again from the vectors that an index coded (LanceDB)
     rows: Rows | None = None  # gives the rows of documents, for an engine that knows them by number
     schema: str | None = None  # of the table; None: where the connection looks for it
@@ -48,6 +50,10 @@ class Engine(ABC):
     An engine that must ask a server what its scores are asks once.
     """
 
+    # The module and the name of the class of its handles; a handle cannot be there before its library is loaded.
+    handles: ClassVar[tuple[str, str]] = ("", "")
+    # Whether a handle by itself does not tell which collection is meant.
+    is_client: ClassVar[bool] = False
     # Whether `vectors` gives what the engine was given even where its scores are estimates: it keeps both.
     gives_originals = False
 
@@ -55,9 +61,12 @@ class Engine(ABC):
         self.handle, self.place = handle, place or Place()
 
     @classmethod
-    @abstractmethod
     def of(cls, handle: object, place: Place) -> Self | None:
         """The engine with this handle; None where it is the handle of no such engine. Imports nothing."""
+        module, name = cls.handles
+        library = sys.modules.get(module)
+        is_handle = library is not None and isinstance(handle, getattr(library, name))
+        return cls(handle, place) if is_handle and (place.collection is not None or not cls.is_client) else None
 
     @property
     def metric(self) -> Metric:

@@ -1,11 +1,10 @@
 """Chroma: a `chromadb.Collection`."""
 
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval.engines.base import Engine, Kept, Place
+from rag_explain.retrieval.engines.base import Engine, Kept
 
 _METRICS = {"l2": Metric("squared L2"), "cosine": Metric("cosine distance"), "ip": Metric("1 - inner product")}
 _PAGE = 300  # documents that a hosted Chroma returns at once
@@ -14,10 +13,7 @@ _PAGE = 300  # documents that a hosted Chroma returns at once
 class ChromaEngine(Engine):
     """The index of one collection."""
 
-    @classmethod
-    def of(cls, handle: object, place: Place) -> Self | None:
-        module = sys.modules.get("chromadb")  # a collection cannot be there before its library is loaded
-        return cls(handle, place) if module is not None and isinstance(handle, module.Collection) else None
+    handles = ("chromadb", "Collection")
 
     def told_metric(self) -> Metric:
         settings = self.handle.configuration_json or {}

@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Place
+from rag_explain.retrieval.engines.base import TOLERANCE, Engine
 
 _METRICS = {0: Metric("inner product"), 1: Metric("squared L2")}
 # Indexes that compare the vectors they were given.
@@ -26,10 +26,7 @@ _COMPRESSED_TOLERANCE = 0.25
 class FaissEngine(Engine):
     """One index, whose rows the place knows."""
 
-    @classmethod
-    def of(cls, handle: object, place: Place) -> Self | None:
-        module = sys.modules.get("faiss")  # an index cannot be there before its library is loaded
-        return cls(handle, place) if module is not None and isinstance(handle, module.Index) else None
+    handles = ("faiss", "Index")
 
     def told_metric(self) -> Metric:
         return _METRICS.get(self.handle.metric_type, UNKNOWN)

@@ -1,8 +1,7 @@
 """LanceDB: a `lancedb.table.LanceTable`, in a folder or an object store. Not a table in LanceDB's cloud."""
 
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Kept, Place
@@ -17,16 +16,12 @@ _PAGE = 500
 class LanceDBEngine(Engine):
     """The vectors of one column."""
 
+    handles = ("lancedb.table", "LanceTable")
     gives_originals = True
 
     def __init__(self, handle: Any, place: Place | None = None) -> None:
         super().__init__(handle, place)
         self._known: tuple[Any, Any] | None = None
-
-    @classmethod
-    def of(cls, handle: object, place: Place) -> Self | None:
-        module = sys.modules.get("lancedb.table")  # a table cannot be there before its library is loaded
-        return cls(handle, place) if module is not None and isinstance(handle, module.LanceTable) else None
 
     @property
     def _index(self) -> Any:

@@ -1,13 +1,12 @@
 """Milvus: a `pymilvus.MilvusClient` and the name of a collection, in a file (Milvus Lite) or on a server."""
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Kept, Place
+from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Kept
 
 _METRICS = {"COSINE": Metric("cosine"), "IP": Metric("inner product"), "L2": Metric("squared L2")}
 _DENSE = ("FLOAT_VECTOR", "FLOAT16_VECTOR", "BFLOAT16_VECTOR")
@@ -22,13 +21,9 @@ _PAGE = 500
 class MilvusEngine(Engine):
     """The vectors of one field of a collection."""
 
+    handles = ("pymilvus", "MilvusClient")
+    is_client = True
     gives_originals = True
-
-    @classmethod
-    def of(cls, handle: object, place: Place) -> Self | None:
-        module = sys.modules.get("pymilvus")  # a client cannot be there before its library is loaded
-        is_client = module is not None and isinstance(handle, module.MilvusClient)
-        return cls(handle, place) if is_client and place.collection is not None else None
 
     @cached_property
     def _types(self) -> dict[str, str]:

@@ -1,12 +1,11 @@
 """Qdrant: a `qdrant_client.QdrantClient` and the name of a collection, local or on a server."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Kept, Place
+from rag_explain.retrieval.engines.base import TOLERANCE, Engine, Kept
 
 _METRICS = {"Cosine": Metric("cosine"), "Dot": Metric("inner product"), "Euclid": Metric("L2")}
 _PAGE = 500
@@ -17,13 +16,9 @@ _QUANTISED_TOLERANCE = 0.25
 class QdrantEngine(Engine):
     """The vectors of one name in one collection."""
 
+    handles = ("qdrant_client", "QdrantClient")
+    is_client = True
     gives_originals = True
-
-    @classmethod
-    def of(cls, handle: object, place: Place) -> Self | None:
-        module = sys.modules.get("qdrant_client")  # a client cannot be there before its library is loaded
-        is_client = module is not None and isinstance(handle, module.QdrantClient)
-        return cls(handle, place) if is_client and place.collection is not None else None
 
     @cached_property
     def _settings(self) -> tuple[Any, Any]:

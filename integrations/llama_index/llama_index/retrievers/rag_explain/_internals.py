@@ -10,6 +10,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 
 
@@ -58,6 +59,25 @@ def fused_retrievers(retriever: QueryFusionRetriever) -> list[BaseRetriever]:
 def fusion_weights(retriever: QueryFusionRetriever) -> list[float]:
     """`_retriever_weights`: what each of them counts."""
     return retriever._retriever_weights
+
+
+def fuses_inside(retriever: BaseRetriever) -> bool:
+    """`_hybrid_fusion_fn`: whether the store of a retriever (a hybrid QdrantVectorStore) fuses what it finds itself."""
+    store = retriever_store(retriever)
+    return query_mode(retriever) == VectorStoreQueryMode.HYBRID and hasattr(store, "_hybrid_fusion_fn")
+
+
+def found_in_mode(retriever: Any, mode: VectorStoreQueryMode, bundle: QueryBundle) -> list[NodeWithScore]:
+    """`_retrieve`: what a retriever over vectors finds in another mode, without the span that LlamaIndex adds."""
+    other = copy.copy(retriever)
+    other._vector_store_query_mode = mode
+    found: list[NodeWithScore] = unwrap(type(other)._retrieve)(other, bundle)
+    return found
+
+
+def vector_share(retriever: Any) -> float:
+    """`_alpha`: what vectors count in a hybrid search; words count the rest."""
+    return 0.5 if retriever._alpha is None else float(retriever._alpha)
 
 
 def connected(store: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -15,7 +15,8 @@ from llama_index.core.indices.vector_store.retrievers import VectorIndexRetrieve
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
-from llama_index.retrievers.rag_explain._internals import query_mode, retriever_index, search_options
+from llama_index.retrievers.rag_explain._internals import fuses_inside, query_mode, retriever_index, search_options
+from llama_index.retrievers.rag_explain.hidden import hidden_legs
 from llama_index.retrievers.rag_explain.nested import (
     loose_encoders,
     retriever_encoder,
@@ -62,7 +63,6 @@ from rag_explain.retrieval import (
     check_source,
     collecting,
     readable,
-    refuse_several,
     report,
     retriever_reason,
     scored,
@@ -87,6 +87,8 @@ class ExplainingRetriever(Questions, BaseRetriever):
         metric: what the base's scores are, by the name of a `rag_explain.results.metric.Metric`; None: found out, for
             the stores that tell.
         surrogate: why the nodes were not chosen by this encoder's similarity alone; False: they were; None: found out.
+        ask_legs: whether a store that fuses inside itself and tells nothing of its legs (a QdrantVectorStore in hybrid
+            mode) is asked for each of them again when the stages of a node are looked at.
     """
 
     def __init__(
@@ -101,16 +103,17 @@ class ExplainingRetriever(Questions, BaseRetriever):
         metric: str | None = None,
         surrogate: str | bool | None = None,
         max_calls: int | None = MAX_CALLS,
+        ask_legs: bool = False,
     ) -> None:
         _check(base, explainer, surrogate)
         super().__init__(callback_manager=base.callback_manager)
         self.base, self._explainer, self._surrogate = base, explainer, surrogate
         self._metric, self._encoders = None if metric is None else Metric.named(metric), Encoders()
-        self._told = Told(Legs())
+        self._told, self._ask_legs = Told(Legs()), ask_legs
         self._engine: Engine | None = None  # as it was in the last search: it may have asked a server
         search = self._search()
         if search.source is None:
-            self._refuse()
+            self._encoders.refuse(self._encoders_inside(), base, "nodes")
         self._set_mode(explain, top)
         self._hit_explainer = HitExplainer(explain=explain, time_limit=time_limit, unit=unit, max_calls=max_calls)
         self._hit_explainer.prepare(search)
@@ -118,12 +121,8 @@ class ExplainingRetriever(Questions, BaseRetriever):
     def _search(self) -> Search:
         """What searches, embeds and scores at the moment: attributes, which people may set at any time."""
         base = self.base
-        encoders = self._encoders.among(self._encoders_inside())
-        source, embedder = encoders[0] if len(encoders) == 1 else (None, None)
-        if isinstance(self._explainer, BaseEmbedding):
-            source = embedder = embedder_of(self._explainer)
-        elif self._explainer is not None:
-            source = self._explainer
+        given = embedder_of(self._explainer) if isinstance(self._explainer, BaseEmbedding) else self._explainer
+        source, embedder = self._encoders.chosen(self._encoders_inside(), given)
         self._engine = engine = engine_of_retriever(base, self._engine)
         metric = score_metric(engine) if self._metric is None else self._metric
         is_plain = query_mode(base) == VectorStoreQueryMode.DEFAULT and other_search(base) is None
@@ -176,6 +175,8 @@ class ExplainingRetriever(Questions, BaseRetriever):
         known = [_known(node, inner) for node in nodes]
         search = self._read()
         stages = self._told(runs, bundle.query_str, nodes, search)
+        if self._ask_legs and type(self.base) is VectorIndexRetriever:
+            stages = hidden_legs(self.base, bundle, nodes, search) or stages
         return query, {"top": self._top, "surrogate": reason, "search": search, "known": known, "stages": stages}
 
     def _beside(self, query: str, nodes: list[NodeWithScore], hits: Hits) -> list[NodeWithScore]:
@@ -241,15 +242,6 @@ class ExplainingRetriever(Questions, BaseRetriever):
     def _nodes(self, query: str) -> list[NodeWithScore]:
         return self.with_explain("lazy").retrieve(query)
 
-    def _refuse(self) -> NoReturn:
-        encoders = self._encoders.among(self._encoders_inside())
-        refuse_several(encoders, self.base)
-        with_what = " and ".join(dict.fromkeys(embedder.name for _, embedder in encoders if embedder is not None))
-        raise InvalidInput(
-            f"nothing that embeds was found in {type(self.base).__name__}{with_what and f' with {with_what}'}: "
-            "pass explainer=Explainer(model) with the model that embeds its nodes"
-        )
-
 
 def _check(base: object, explainer: object, surrogate: object) -> None:
     """Refuse what a retriever cannot be made with."""
@@ -285,5 +277,6 @@ def _surrogate(base: BaseRetriever) -> str | None:
         return f"the nodes were chosen by {type(base).__name__}, not by this encoder's similarity alone"
     mode, by_settings = query_mode(base), other_search(base)
     if mode != VectorStoreQueryMode.DEFAULT or by_settings is not None:
-        return f"the index was asked in {by_settings or mode.value} mode, not by this encoder's similarity alone"
+        told = f"the index was asked in {by_settings or mode.value} mode, not by this encoder's similarity alone"
+        return told + "; its legs are not told: ask_legs=True asks for them too" * fuses_inside(base)
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
@@ -22,7 +22,7 @@ from llama_index.retrievers.rag_explain._internals import (
 
 from rag_explain.errors import InvalidInput
 from rag_explain.results.metric import UNKNOWN, Metric
-from rag_explain.retrieval import ChromaEngine, Embedder, Engine, Kept, LanceDBEngine, Place, engine_of
+from rag_explain.retrieval import Embedder, Engine, Kept, Place, engine_of
 
 _CONTENT = "_node_content"  # where LlamaIndex writes a node, as JSON
 
@@ -41,10 +41,6 @@ def _uncached(model: Any) -> Any:
 class SimpleEngine(Engine):
     """LlamaIndex's own store."""
 
-    @classmethod
-    def of(cls, handle: object, place: Place) -> Self | None:
-        return cls(handle, place) if isinstance(handle, SimpleVectorStore) else None
-
     def told_metric(self) -> Metric:
         return Metric("cosine")
 
@@ -60,7 +56,7 @@ def engine_of_retriever(base: BaseRetriever, known: Engine | None = None) -> Eng
 
 def _engine_of_store(store: object, index: BaseIndex[Any] | None, known: Engine | None = None) -> Engine | None:
     if isinstance(store, SimpleVectorStore):
-        return SimpleEngine.of(store, Place())
+        return SimpleEngine(store)
     return engine_of(store, _postgres_place(store) or _place(store, index), known)
 
 
@@ -101,6 +97,7 @@ def _place(store: object, index: BaseIndex[Any] | None) -> Place:
         text=told("text_key") if has_fields else None,
         is_refined=told("refine_factor") is not None,
         rows=None if keeps_nodes else rows,
+        is_exponential=told("collection_kwargs", "vector_column_name") is not None,  # Chroma, LanceDB
     )
 
 
@@ -115,10 +112,7 @@ def other_search(base: BaseRetriever) -> str | None:
 
 def score_metric(engine: Engine | None) -> Metric:
     """What the scores of nodes are: the engine's own, or what LlamaIndex makes of a distance."""
-    if engine is None:
-        return UNKNOWN
-    is_exponential = isinstance(engine, (ChromaEngine, LanceDBEngine))
-    return replace(engine.metric, is_exponential=True) if is_exponential else engine.metric
+    return UNKNOWN if engine is None else replace(engine.metric, is_exponential=engine.place.is_exponential)
 
 
 def stored_nodes(index: BaseIndex[Any]) -> list[BaseNode]:
