@@ -225,7 +225,7 @@ class Embedding:
 for kind in (Embeddings, Embedding):
     Explainer(kind()).explain("two words", "One is. Two is.")
 frameworks = {"langchain_core", "langchain", "llama_index", "haystack", "openai", "model2vec", "onnxruntime"}
-sys.exit(" ".join(frameworks & set(sys.modules)))
+sys.exit(" ".join(frameworks & set(sys.modules)) or None)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
