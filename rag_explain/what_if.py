@@ -15,6 +15,7 @@ import regex
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, RagExplainError
 from rag_explain.methods.parts import read_part
+from rag_explain.results.comparison import Loss
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.notices import TRUNCATED, Notice
 from rag_explain.results.what_if import Change, Kind, Spans, WhatIf, agreement
@@ -265,8 +266,8 @@ def answer(
 
 def agreements(
     scorer: Scorer, query: str, passage: Passage, explanations: Sequence[Explanation | None]
-) -> tuple[list[float], int]:
-    """For each explanation of one pair, how far it agrees with what the score really loses; and of how many parts.
+) -> tuple[list[float], list[Loss]]:
+    """For each explanation of one pair, how far it agrees with what the score really loses; and the losses.
 
     Nothing is known of a scorer that cannot be asked, or not any more.
     """
@@ -274,10 +275,16 @@ def agreements(
         texts = Texts(scorer, query, passage)
         before, found = scored(texts, words_and_parts(texts))
     except RagExplainError:
-        return [float("nan")] * len(explanations), 0
-    lost = [None if one.score is None else one.score - before for one in found]
-    told = [
-        float("nan") if one is None else agreement(zip([carried(one, part) for part in found], lost, strict=True))
-        for one in explanations
+        return [float("nan")] * len(explanations), []
+    losses = [
+        Loss(
+            one.text,
+            one.role,
+            None if one.score is None else before - one.score,
+            tuple(None if why is None else carried(why, one) for why in explanations),
+        )
+        for one in found
     ]
-    return told, len(found)
+    change = [None if one.lost is None else -one.lost for one in losses]
+    told = [agreement(zip([one.carried[at] for one in losses], change, strict=True)) for at in range(len(explanations))]
+    return told, losses

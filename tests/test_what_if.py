@@ -82,12 +82,28 @@ def test_the_agreement_is_the_rank_correlation_of_what_is_carried_with_what_is_l
 
 def test_compare_says_how_far_each_method_agrees_with_the_real_changes() -> None:
     compared = explainer().compare(QUERY, DOCUMENT, ["bilrp", "occlusion", "bti"])
-    assert compared.tried == 18
+    assert len(compared.losses) == 18
     assert compared.real[1] == pytest.approx(1.0)  # what is lost without a part is what occlusion says
     assert -1 <= compared.real[0] < 1
     assert "real: rank correlation" in str(compared)
     assert "+1.00" in str(compared)
-    assert compared.to_dict()["tried"] == 18
+    assert len(compared.to_dict()["losses"]) == 18
+
+
+def test_compare_puts_the_split_and_the_real_loss_side_by_side() -> None:
+    asked = explainer()
+    compared = asked.compare(QUERY, DOCUMENT, ["bilrp", "occlusion", {"method": "bilrp", "layer": 99}])
+    split = asked.explain(QUERY, DOCUMENT, unit="word")
+    carried = {token.text: value for token, value in zip(split.document_tokens, split.document_saliency(), strict=True)}
+    for one in compared.losses:
+        assert one.lost is not None
+        assert one.carried[1] == pytest.approx(one.lost, abs=1e-6)  # what occlusion says, by definition
+        assert one.carried[2] is None  # which refused
+        if one.role == "document" and DOCUMENT.split().count(one.text) == 1:
+            assert one.carried[0] == pytest.approx(carried[one.text], abs=1e-6)
+    most = max(compared.losses, key=lambda one: abs(one.lost or 0.0))
+    assert f"{most.lost:+.4f}" in str(compared)
+    assert str(compared).count("real loss") == 1
 
 
 def test_what_was_not_read_is_tried_by_itself() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rag_explain.results.display import Viewable
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.serialization import to_plain
+from rag_explain.texts.tokens import Role
 
 T = TypeVar("T")
 Place: TypeAlias = tuple[int, int, int, int]  # where a word of the query begins and ends, and one of the document
@@ -41,6 +42,16 @@ class Compared:
         return {"method": self.method, **figures, **rest}
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What the score loses without one part of either text, and what each method says that it carries."""
+
+    text: str
+    role: Role
+    lost: float | None  # None where no text would be left
+    carried: tuple[float | None, ...]  # by each method, in their order; None where it does not say
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison(Viewable):
     """Several methods on one pair.
@@ -53,7 +64,7 @@ class Comparison(Viewable):
             mean least, decide a rank correlation; they have no part in this.
         real: (m,) float64, Spearman's rank correlation of what a method says that parts carry with what the score
             loses without them, computed again; NaN where a method refused, or says nothing of three of the parts.
-        tried: how many parts were left out for that.
+        losses: the parts that were left out for that, with the split of each method and the real loss.
     """
 
     _width: ClassVar[int] = 120
@@ -62,15 +73,15 @@ class Comparison(Viewable):
     agreement: NDArray[np.float64]
     overlap: NDArray[np.float64]
     real: NDArray[np.float64]
-    tried: int = 0
+    losses: tuple[Loss, ...] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Compared], real: Sequence[float] | None = None, tried: int = 0) -> Self:
+    def of(cls, rows: Sequence[Compared], real: Sequence[float] | None = None, losses: Sequence[Loss] = ()) -> Self:
         """Compare answers about the same pair of texts."""
         pairs = [{} if row.explanation is None else _pairs(row.explanation.by_word()) for row in rows]
         followed = np.full(len(rows), np.nan) if real is None else np.asarray(real, np.float64)
         overlap = _table([_strongest(one) for one in pairs], jaccard)
-        return cls(tuple(rows), _table(pairs, _correlation), overlap, followed, tried)
+        return cls(tuple(rows), _table(pairs, _correlation), overlap, followed, tuple(losses))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the table, with every explanation in full."""
@@ -79,7 +90,7 @@ class Comparison(Viewable):
             "agreement": to_plain(self.agreement),
             "overlap": to_plain(self.overlap),
             "real": to_plain(self.real),
-            "tried": self.tried,
+            "losses": [asdict(one) for one in self.losses],
         }
 
     def __repr__(self) -> str:

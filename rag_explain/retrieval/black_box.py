@@ -104,6 +104,6 @@ def unlogged(moment: Moment) -> str | None:
     if explainer is not None:
         return _UNLOGGED.format(explainer.scorer.name) if explainer.scorer.is_metered else None
     if isinstance(source, str):
-        return _UNLOGGED.format(source) if "://" in source else None
+        return _UNLOGGED.format(source.partition("#")[2] or "a service") if "://" in source else None
     is_embedding = callable(source) and not hasattr(source, "named_modules") and not makes_explainer(source)
     return _UNLOGGED.format(getattr(source, "__qualname__", type(source).__name__)) if is_embedding else None

@@ -58,7 +58,7 @@ def _resolved(model: Any, device: str | None, max_calls: int | None, analyser: A
         if max_calls is not None:
             raise InvalidInput("a scorer has its own max_calls: give it to the scorer")
         return model
-    if isinstance(model, str) and model.startswith(PREFIX):
+    if isinstance(model, str) and (model.startswith(PREFIX) or "://" in model):
         model = OpenAICompatible.named(model)
     # A torch model has modules, and is looked into.
     source = None if hasattr(model, "named_modules") else source_of(model)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -23,7 +24,15 @@ from numpy.typing import NDArray
 
 from rag_explain.budget import Budget, at_most
 from rag_explain.encoder.batch import Batch
-from rag_explain.errors import EmbeddingFailed, InvalidInput, ModelChanged, ProcessBound, in_words, whole_number
+from rag_explain.errors import (
+    EmbeddingFailed,
+    InvalidInput,
+    ModelChanged,
+    ProcessBound,
+    RagExplainError,
+    first_line,
+    whole_number,
+)
 from rag_explain.probes import TEXTS, Probes
 from rag_explain.results.notices import TAKEN, Notice
 from rag_explain.scorers.base import Scorer
@@ -41,6 +50,8 @@ _EVERY, _EVERY_TEXTS = 3600.0, 1000  # seconds, or texts, after which a probe is
 # Servers compute the last digits otherwise each time, with whatever else is in their batch.
 _ROUNDING = 1e-3
 _MOST_NOISE = 0.25
+# Keys that a service, or what asks it, may quote in an error: it is shown, and logged.
+_KEYS = re.compile(r"""(?i)(\bbearer |\bsk-|(?<![a-z])key(?: provided)?[=:] ?['"]?|token=['"]?)[^\s'"&,;)]+""")
 _TAKEN = Notice(
     TAKEN,
     "The embedding of the whole document is the vector that the index keeps for it, and was not paid for again: such "
@@ -217,9 +228,15 @@ class BlackBox(Scorer, ProcessBound):
     def _asked(self, keys: Sequence[Key]) -> dict[Key, Vector]:
         """What the source gives for texts of one role, checked."""
         role, texts = keys[0][0], [text for _, text in keys]
-        with self._slots, in_words(EmbeddingFailed, f"{self.name} failed"):
-            given = self._source.call(texts, role, self.budget)
+        try:
+            with self._slots:
+                given = self._source.call(texts, role, self.budget)
             vectors = np.array(given, dtype=np.float32)  # a copy: a function may use its memory again
+        except RagExplainError:
+            raise
+        except Exception as error:
+            said = _KEYS.sub(r"\1***", first_line(error))
+            raise EmbeddingFailed(f"{self.name} failed ({said})") from error
         if vectors.ndim != 2 or len(vectors) != len(texts) or not vectors.size:
             shape = " x ".join(map(str, vectors.shape)) or "one number"
             raise EmbeddingFailed(f"{self.name} must give one vector for each of {len(texts)} texts, not {shape}")

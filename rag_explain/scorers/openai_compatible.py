@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Self
 from weakref import finalize
@@ -21,6 +22,8 @@ from rag_explain.texts.tokens import Role
 PREFIX = "openai-compatible:"
 _KEY = "OPENAI_API_KEY"
 _EXTRA = "remote-embeddings"
+_GIVE = f"give the address and the model as {PREFIX}http://localhost:8080/v1#model"
+_SECRET = re.compile("key|token|secret|passw|auth|sig", re.IGNORECASE)  # names of what is asked for in an address
 # What a server may say to everybody for a while.
 _BUSY = (408, 409, 425, 429, 500, 502, 503, 504)
 # What it would say of every text.
@@ -68,11 +71,15 @@ class OpenAICompatible(ProcessBound):
     ) -> None:
         self._http = import_extra("httpx", "httpx", _EXTRA)
         self._tenacity = import_extra("tenacity", "tenacity", _EXTRA)
-        address = self._http.URL(url)
+        try:
+            address = self._http.URL(url)
+        except (self._http.InvalidURL, TypeError):
+            raise InvalidInput(_GIVE) from None
         if address.scheme not in ("http", "https") or not address.host or not model:
-            raise InvalidInput(f"give the address and the model as {PREFIX}http://localhost:8080/v1#model")
-        if address.userinfo:
-            raise InvalidInput("leave name and password out of the address: name an environment variable in key_from")
+            raise InvalidInput(_GIVE)
+        # httpx logs each address that it asks.
+        if address.userinfo or any(map(_SECRET.search, address.params)):
+            raise InvalidInput("leave passwords and keys out of the address: name an environment variable in key_from")
         self.model, self._key_from, self._prompts, self._dimensions = model, key_from, dict(prompts or {}), dimensions
         self._address = address.copy_with(path=f"{address.path.rstrip('/')}/embeddings", fragment=None)
         self._attempts, self._first_wait = attempts, first_wait
@@ -130,6 +137,8 @@ class OpenAICompatible(ProcessBound):
         quote = f"({status}{': ' if said else ''}{self._without_key(said)})"
         if status in _BUSY and "insufficient_quota" not in said:
             return _TryAgain(self._told(f"is busy {quote}: go on later"), _seconds(response.headers.get("retry-after")))
+        if response.has_redirect_location:  # where the key is not sent after it
+            return EmbedderStopped(self._told(f"is at another address ({status}): give that one"))
         if status in _REFUSED or status in _BUSY:
             hint = f": set the environment variable {self._key_from or _KEY}" if status in (401, 403) else ""
             return EmbedderStopped(self._told(f"{_REFUSED.get(status, 'has no quota left')} {quote}{hint}"))
@@ -139,11 +148,13 @@ class OpenAICompatible(ProcessBound):
         key = self._key
         if self._key_from is not None and not key:
             raise InvalidInput(f"the environment variable {self._key_from}, which key_from names, is not set")
+        if not (key.isascii() and key.isprintable()):  # httpx would log it
+            raise InvalidInput(f"the environment variable {self._key_from or _KEY} holds characters that no key has")
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     @property
     def _key(self) -> str:
-        return os.environ.get(self._key_from or _KEY, "")
+        return os.environ.get(self._key_from or _KEY, "").strip()
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text

@@ -104,7 +104,7 @@ def _by_function(model: Any) -> Source | None:
         return None
     has_roles = _takes_role(model)
     name = getattr(model, "__qualname__", None) or _name(model)
-    if inspect.iscoroutinefunction(model):
+    if inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(type(model).__call__):
         raise InvalidInput(f"{name} is asynchronous: give a function that returns vectors, and not a coroutine")
 
     def call(texts: list[str], role: Role, budget: Budget) -> Any:

@@ -14,7 +14,8 @@ _WEAK, _STRONG = ",;:،؛、，；：", ".!?…؟۔।॥。！？｡"
 # A mark that belongs to what stands before it: ".5" and ".NET" begin with none. Full-width marks need no blank.
 _CLOSING = regex.compile(r"[,;:.!?…،؛؟۔।॥]+(?=[\s\"'”’»)\]]|\Z)|[、，；：。！？｡]++(?![\p{M}\u200c\u200d])")
 _OPENING = "([{“‘„«‹「『（【-–—•*#>|/"
-_AROUND = ("()", "[]", "{}", "“”", "‘’", "«»", "‹›", "「」", "『』", "（）", "【】", '""', "''")
+_AROUND = ("()", "[]", "{}", "“”", "‘’", "«»", "‹›", "「」", "『』", "（）", "【】", '""', "''", "**", "``")
+_BEFORE, _AFTER = ({pair[at] for pair in _AROUND if pair[0] != pair[1]} for at in (0, 1))
 
 
 def without(text: str, parts: Iterable[Span]) -> str:
@@ -49,6 +50,8 @@ def _closed(before: str, after: str) -> str:
         if begins or (left[-1] in _WEAK + _STRONG and not (left[-1] in _WEAK and mark[0][0] in _STRONG)):
             return _closed(before, right[mark.end() :])
         return _joined(left.rstrip(_WEAK) if left[-1] in _WEAK else left, "", right)
+    if (not gaps[0] and left[-1:] in _BEFORE) or (not gaps[1] and right[:1] in _AFTER):
+        return _joined(left, "", right)
     return _joined(left, gaps[0] if not left else max(gaps, key=lambda gap: gap.count("\n") or bool(gap) / 2), right)
 
 

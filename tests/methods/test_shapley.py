@@ -12,6 +12,7 @@ import pytest
 
 from rag_explain import Explainer
 from rag_explain.errors import InvalidInput
+from rag_explain.scorers import BlackBox
 from rag_explain.texts.segments import sentence_spans
 from tests.support.embedders import Asked
 from tests.support.models import tiny
@@ -44,6 +45,34 @@ def test_few_parts_are_explained_by_all_orders() -> None:
             values[frozenset(chosen)] = vector / np.linalg.norm(vector)
     np.testing.assert_allclose(factors.rows, shapley(values, 3), atol=2e-6)
     assert factors.references == {"standard error": 0.0}
+
+
+def all_subsets(text: str) -> dict[frozenset[int], Any]:
+    """The vector of each subset of a text's words, of length one and in double precision."""
+    words = text.split()
+    values: dict[frozenset[int], Any] = {frozenset(): np.zeros(32)}
+    for size in range(1, len(words) + 1):
+        for chosen in combinations(range(len(words)), size):
+            (vector,) = meanings([" ".join(words[at] for at in chosen)])
+            values[frozenset(chosen)] = vector / np.linalg.norm(vector)
+    return values
+
+
+def test_words_that_are_few_are_explained_by_all_orders_too() -> None:
+    text = "cat moon cat sun dog"
+    (factors,) = Explainer(meanings, "shapley").factor([text], unit="word")
+    np.testing.assert_allclose(factors.rows, shapley(all_subsets(text), 5), atol=1e-6)
+
+
+def test_orders_that_are_drawn_come_to_the_mean_of_all_orders() -> None:
+    text = "cat moon cat sun dog moon bridge"
+    wanted = shapley(all_subsets(text), 7)
+    box = BlackBox(meanings)
+    drawn = [Explainer(box, "shapley", samples=4, seed=seed).factor([text], unit="word")[0].rows for seed in range(200)]
+    error = np.std(drawn, axis=0, ddof=1) / np.sqrt(len(drawn))
+    assert error.max() > 1e-4  # they are drawn, and differ
+    assert np.abs(np.mean(drawn, axis=0) - wanted).max() < 5 * error.max()
+    assert np.abs(drawn[0] - wanted).max() > 5 * error.max()  # one alone is further off
 
 
 def test_what_is_said_twice_is_shared_where_leaving_it_out_once_shows_nothing() -> None:

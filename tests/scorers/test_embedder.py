@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,11 @@ async def later(texts: list[str]) -> list[list[float]]:
     return [[1.0]] * len(texts)
 
 
+class Later:
+    async def __call__(self, texts: list[str]) -> list[list[float]]:
+        return [[1.0]] * len(texts)
+
+
 @pytest.mark.parametrize(
     ("embed", "reason"),
     [
@@ -177,11 +184,51 @@ async def later(texts: list[str]) -> list[list[float]]:
         (lambda texts: "no vectors", "failed"),
         (lambda texts: texts[9], "failed.*IndexError"),
         (later, "is asynchronous"),
+        (Later(), "is asynchronous"),
     ],
 )
 def test_what_gives_no_vectors_is_refused_in_a_sentence(embed: Any, reason: str) -> None:
     with pytest.raises(RagExplainError, match=reason):
         Explainer(embed)
+
+
+@pytest.mark.parametrize(
+    "said", ["Incorrect API key provided: {}.", "Bearer {}", "POST https://x/v1?api-key={}&b=1 failed", "key='{}'"]
+)
+def test_a_key_that_an_error_quotes_is_not_shown(said: str) -> None:
+    def embed(texts: list[str]) -> Any:
+        raise RuntimeError(said.format("sk-0123456789"))
+
+    with pytest.raises(EmbeddingFailed, match=r"embed failed \(RuntimeError: .*\*\*\*") as caught:
+        Explainer(embed)
+    assert "0123456789" not in str(caught.value)
+
+
+def test_no_framework_is_imported_to_know_its_objects() -> None:
+    code = """
+import sys
+from rag_explain import Explainer
+
+class Embeddings:
+    def embed_query(self, text):
+        return [1.0, len(text)]
+
+    def embed_documents(self, texts):
+        return [self.embed_query(text) for text in texts]
+
+class Embedding:
+    get_query_embedding = Embeddings.embed_query
+
+    def get_text_embedding_batch(self, texts):
+        return [self.get_query_embedding(text) for text in texts]
+
+for kind in (Embeddings, Embedding):
+    Explainer(kind()).explain("two words", "One is. Two is.")
+frameworks = {"langchain_core", "langchain", "llama_index", "haystack", "openai", "model2vec", "onnxruntime"}
+sys.exit(" ".join(frameworks & set(sys.modules)) or None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_cannot_be_asked_of_it_is_refused_in_words() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,31 @@ def test_retries_are_paid_from_the_budget(serve: Any) -> None:
     assert len(server.texts) == MAKING + 5 + 6
 
 
+@pytest.mark.parametrize("faults", [[], ["429", "", "500", "drop", "", "429"] * 4])
+def test_threads_together_send_no_text_more_than_may_be_sent(serve: Any, faults: list[str]) -> None:
+    server = serve()
+    box = BlackBox(client(server, first_wait=0.001), batch_size=3, concurrency=4, max_calls=60)
+    explainer = Explainer(box)
+    server.faults += faults
+    texts = [f"The cat saw {number} dogs. Paris has {number}! The moon: {number}." for number in range(24)]
+    together = threading.Barrier(8)
+
+    def explain(mine: list[str]) -> list[str]:
+        together.wait()
+        found = []
+        for text in mine:
+            try:
+                found.append(str(explainer.explain(QUERY, text).provenance["path"]))
+            except BudgetSpent:
+                found.append("spent")
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        paths = {path for found in pool.map(explain, [texts[at::8] for at in range(8)]) for path in found}
+    assert len(server.texts) == box.budget.sent == 60
+    assert "spent" in paths
+
+
 def test_a_busy_service_is_given_up_after_some_attempts_and_what_is_there_is_kept(serve: Any, tmp_path: Path) -> None:
     server = serve()
     with Explainer(BlackBox(client(server, attempts=3), batch_size=64), store=tmp_path) as explainer:
@@ -142,6 +169,7 @@ def test_a_busy_service_is_given_up_after_some_attempts_and_what_is_there_is_kep
         ("no json", EmbeddingFailed, "does not answer in JSON"),
         ("400", EmbeddingFailed, r"does not embed these texts \(400: it is 400\)"),
         ("quota", EmbedderStopped, "has no quota left"),
+        ("307", EmbedderStopped, r"is at another address \(307\): give that one"),
     ],
 )
 def test_a_wrong_answer_is_refused_in_one_sentence(serve: Any, fault: str, kind: Any, reason: str) -> None:
@@ -212,13 +240,39 @@ def test_a_key_may_be_in_another_variable_and_a_service_may_need_none(
         ("openai-compatible:http://localhost/v1", "give the address and the model"),
         ("openai-compatible:#tiny", "give the address and the model"),
         ("openai-compatible:ftp://localhost#tiny", "give the address and the model"),
-        ("openai-compatible:http://me:secret@localhost#tiny", "leave name and password out"),
+        ("openai-compatible:http://localhost:port/v1#tiny", "give the address and the model"),
+        ("http://localhost/v1", "give the address and the model"),
+        ("openai-compatible:http://me:secret@localhost#tiny", "leave passwords and keys out"),
+        ("openai-compatible:http://localhost/v1?api-key=secret#tiny", "leave passwords and keys out"),
     ],
 )
 def test_an_address_that_cannot_be_asked_is_refused(name: str, reason: str) -> None:
     with pytest.raises(RagExplainError, match=reason) as caught:
         Explainer(name)
     assert "secret" not in str(caught.value)
+
+
+def test_what_is_no_secret_may_be_asked_for_in_the_address(serve: Any) -> None:
+    server = serve()
+    Explainer(f"openai-compatible:{server.url}?api-version=2024-10-21#tiny")
+    assert server.paths == {"/v1/embeddings?api-version=2024-10-21"}
+
+
+@pytest.mark.parametrize("around", ["{}\n", " {}"])
+def test_blanks_around_a_key_are_no_part_of_it(serve: Any, monkeypatch: pytest.MonkeyPatch, around: str) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", around.format(KEY))
+    assert Explainer(client(serve())).explain(QUERY, DOCUMENTS[0])
+
+
+@pytest.mark.parametrize("inside", ["{}\nX-Other: 1", "{}\u2026"])
+def test_a_key_that_cannot_be_one_is_refused_before_anything_logs_it(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, inside: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("OPENAI_API_KEY", inside.format(KEY))
+    with pytest.raises(InvalidInput, match="OPENAI_API_KEY holds characters that no key has"):
+        Explainer(client(serve()))
+    assert KEY not in caplog.text
 
 
 def test_a_service_that_is_not_there_is_said_to_be_so() -> None:

@@ -23,12 +23,13 @@ class EmbeddingServer:
     """Answers POST /v1/embeddings; each of `faults`, in their order, spoils the next call.
 
     Faults: "429", "429 after 0.02", "500", "slow", "reordered", "wide" (another number of dimensions), "ragged",
-    "short" (a vector is missing), "base64", "no json", "quota", "400", "drop" (the connection is closed).
+    "short" (a vector is missing), "base64", "no json", "quota", "400", "307", "drop" (the connection is closed).
     """
 
     def __init__(self, embed: Embed, faults: Sequence[str] = (), key: str | None = KEY) -> None:
         self.embed, self.faults, self.key = embed, list(faults), key
         self.calls: list[dict[str, Any]] = []  # of every call that came in, as it was sent
+        self.paths: set[str] = set()
         self.at_once, self.most_at_once = 0, 0
         self.lock = threading.Lock()
         self.release = threading.Event()  # set when the server ends: nothing slow outlives it
@@ -96,6 +97,7 @@ def _handler(server: EmbeddingServer) -> type[BaseHTTPRequestHandler]:
             asked["input"] = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
             with server.lock:
                 server.calls.append(asked)
+                server.paths.add(self.path)
                 fault = server.faults.pop(0) if server.faults else ""
                 server.at_once += 1
                 server.most_at_once = max(server.most_at_once, server.at_once)
@@ -105,7 +107,7 @@ def _handler(server: EmbeddingServer) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
 
         def reply(self, asked: dict[str, Any], fault: str) -> None:
-            if self.path != "/v1/embeddings":
+            if self.path.partition("?")[0] != "/v1/embeddings":
                 return self.say(404, {"error": {"message": f"no {self.path}"}})
             if server.key is not None and self.headers.get("Authorization") != f"Bearer {server.key}":
                 sent = self.headers.get("Authorization")
@@ -117,6 +119,8 @@ def _handler(server: EmbeddingServer) -> type[BaseHTTPRequestHandler]:
                 return self.say(429, {"error": {"message": "you pay", "code": "insufficient_quota"}})
             if fault in ("500", "400"):
                 return self.say(int(fault), {"error": f"it is {fault}"})
+            if fault == "307":
+                return self.say(307, {}, {"Location": f"{server.url}/elsewhere"})
             if fault == "drop":
                 self.done()
                 self.close_connection = True

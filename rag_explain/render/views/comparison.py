@@ -5,12 +5,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.render.blocks import Column, Line, Section, Table, View
+from rag_explain.render.blocks import Block, Column, Line, Section, Table, View
 from rag_explain.render.sentences import one_line
 from rag_explain.render.views.explanation import unread
 from rag_explain.results.comparison import TOP, Compared, Comparison
 
 _TOP = 3
+_PARTS, _WIDTH = 8, 40
 
 
 def comparison_view(comparison: Comparison) -> View:
@@ -19,10 +20,7 @@ def comparison_view(comparison: Comparison) -> View:
     columns = Column("method"), *numbers, Column("strongest pairs of words")
     read = dict.fromkeys(line for row in comparison.rows if row.explanation for line in unread(row.explanation))
     table = Table(columns, tuple(map(_cells, comparison.rows, comparison.real)))
-    meaning = (
-        f"real: rank correlation of what parts carry with what the score loses without them ({comparison.tried} tried)"
-    )
-    methods = Section((*read, table, *([Line(meaning, "muted")] if comparison.tried else [])))
+    methods = Section((*read, table, *_real(comparison)))
     if len(comparison.rows) < 2:
         return (methods,)
     correlation = Line("agreement: rank correlation of the pairs of words", "muted")
@@ -32,6 +30,29 @@ def comparison_view(comparison: Comparison) -> View:
         Section((correlation, _each_with_each(comparison, comparison.agreement))),
         Section((overlap, _each_with_each(comparison, comparison.overlap))),
     )
+
+
+def _real(comparison: Comparison) -> tuple[Block, ...]:
+    """The split of each method beside the real loss, for the parts without which the score loses most, or gains."""
+    known = [(one.lost, one) for one in comparison.losses if one.lost is not None]
+    if not known:
+        return ()
+    strongest = sorted(known, key=lambda pair: -abs(pair[0]))[:_PARTS]
+    titles = ("real loss", *(row.method for row in comparison.rows))
+    rows = (
+        (
+            one_line(loss.text, _WIDTH),
+            loss.role,
+            *("" if value is None else f"{value:+.4f}" for value in (lost, *loss.carried)),
+        )
+        for lost, loss in strongest
+    )
+    table = Table((Column("without"), Column("of"), *(Column(title, is_number=True) for title in titles)), tuple(rows))
+    meaning = (
+        f"real: rank correlation of what parts carry with what the score loses without them ({len(known)} tried), "
+        "the largest of which are here"
+    )
+    return Line(meaning, "muted"), table
 
 
 def _cells(row: Compared, real: float) -> tuple[str, ...]:
