@@ -101,6 +101,8 @@ class Batch:
     def _used(self, index: int) -> slice | Tensor:
         """`positions`, as a slice where they are side by side: a slice needs no transfer."""
         at = self.positions(index)
+        if not len(at):
+            return slice(0)
         first, last = int(at[0]), int(at[-1])
         return slice(first, last + 1) if last - first + 1 == len(at) else at
 
