@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rag_explain import pairing
+from rag_explain.devices import to_host
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, import_extra
 from rag_explain.factors import Array
@@ -67,24 +68,22 @@ class BTI(PairMethod):
         left, own = self._freeze(query)
         right, embeddings = self._freeze(documents)
         (output, _), (outputs, _) = (self.encoder.hidden(batch, self.encoder.n_blocks) for batch in (query, documents))
-        scores = similarities(self.encoder, own[0], embeddings)
+        alike, by_left, by_right = _cosine(left.embedding, right.embedding)
+        step = left.chunk(self.max_bytes, len(by_left))
+        asked = torch.cat([left.pull(part) for part in by_left[:, None].split(step)])[:, 0]
+        answers = right.pull(by_right[None])[0]  # documents do not meet in the pass
+        salient = self._salient(left.hidden, asked), self._salient(right.hidden, answers)
+        ends = alike, similarities(self.encoder, own[0], embeddings)
+        output, outputs, asking, answering, alike, scores = to_host(output, outputs, *salient, *ends)
         result = []
         for index in range(len(documents)):
-            cosine, by_left, by_right = _cosine(left.embedding[0], right.embedding[index])
-            # One document's cotangent at a time: documents do not meet in the pass, so the others' are zero.
-            asked = left.pull(by_left[None, None])[0, 0]
-            cotangent = torch.zeros_like(right.embedding)
-            cotangent[index] = by_right
-            answer = right.pull(cotangent[None])[0, index]
-            words, vectors, saliency = self._words(query, 0, output[0], self._tokens(left.hidden[0], asked))
-            others, their_vectors, their_saliency = self._words(
-                documents, index, outputs[index], self._tokens(right.hidden[index], answer)
-            )
+            words, vectors, saliency = self._words(query, 0, output[0], asking[index])
+            others, their_vectors, their_saliency = self._words(documents, index, outputs[index], answering[index])
             cosines = _cosines(vectors, their_vectors)
             table = top_clusters(pair_scores(cosines, saliency, their_saliency), self.clusters)
             matrix = np.pad(table, ((0, 1), (0, 1)))  # no rest
             units = {"query_tokens": words, "document_tokens": others, "unit": "word"}
-            more = {"references": {"cosine": cosine}, "similarities": cosines, **units}
+            more = {"references": {"cosine": float(alike[index])}, "similarities": cosines, **units}
             result.append(explained(query.side(0), documents.side(index), matrix, float(scores[index]), **more))
         return result
 
@@ -94,13 +93,13 @@ class BTI(PairMethod):
         shares = words / words.sum(dim=1, keepdim=True).clamp_min(1)
         return freeze(self.encoder, batch, self.layer, JACOBIAN, shares=shares)
 
-    def _tokens(self, embeddings: Tensor, gradient: Tensor) -> Array:
-        """(n,): the saliency of each token, as it is."""
-        kinds = {"product": embeddings * gradient, "gradient": gradient, "activation": embeddings}
-        return to_numpy(kinds[self.saliency].relu().sum(dim=-1))
+    def _salient(self, embeddings: Tensor, gradients: Tensor) -> Tensor:
+        """(D, n): the saliency of each token, as it is."""
+        kinds = {"product": embeddings * gradients, "gradient": gradients, "activation": embeddings}
+        return kinds[self.saliency].relu().sum(dim=-1).expand(len(gradients), -1)
 
     def _words(
-        self, batch: Batch, index: int, output: Tensor, saliency: Array
+        self, batch: Batch, index: int, output: Tensor, salient: Tensor
     ) -> tuple[tuple[Token, ...], Array, Array]:
         """The w words of a text; their vectors (w, h), the means of their tokens'; their saliency (w,), the maxima.
 
@@ -111,7 +110,7 @@ class BTI(PairMethod):
         if not words:
             raise InvalidInput("the text has no words to explain: give a text that is not empty")
         here = batch.positions(index)
-        vectors, saliency = to_numpy(output[here]), saliency[here]
+        vectors, saliency = to_numpy(output[here]), to_numpy(salient[here])
         inside = np.array([token.part == "text" for token in tokens])
         low, high = saliency[inside].min(), saliency[inside].max()
         scaled = (saliency - low) / (high - low) if high > low else np.ones_like(saliency)
@@ -146,13 +145,13 @@ def top_clusters(scores: Array, clusters: int | None) -> Array:
     return kept
 
 
-def _cosine(left: Tensor, right: Tensor) -> tuple[float, Tensor, Tensor]:
-    """The cosine of two vectors (e,), and its gradients by both."""
+def _cosine(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(D,): the cosine of a vector (1, e) with each of (D, e); and (D, e) twice, its gradients by both."""
     tiny = torch.finfo(left.dtype).tiny
-    one, other = left.norm().clamp_min(tiny), right.norm().clamp_min(tiny)
+    one, other = (vectors.norm(dim=-1, keepdim=True).clamp_min(tiny) for vectors in (left, right))
     a, b = left / one, right / other
-    cosine = a @ b
-    return float(cosine), (b - cosine * a) / one, (a - cosine * b) / other
+    cosine = (a * b).sum(dim=-1, keepdim=True)
+    return cosine[:, 0], (b - cosine * a) / one, (a - cosine * b) / other
 
 
 def _cosines(left: Array, right: Array) -> Array:
