@@ -4,8 +4,9 @@
 
 Works on any device that torch knows, the CPU among them. The numbers of every kind of work below must be the CPU's to
 1e-4 of the largest cell (in half precision to 2 %), else nothing is timed. Texts are made up, of 20 to 200 words, so
-that no data is needed. Seconds are the least of `--rounds`, with the device waited for before and after; peak memory is
-what torch held for the work beside what was there before it.
+that no data is needed. Seconds are the least of `--rounds`, with the device waited for before and after; `encodes` are
+the seconds of a document in those that a plain embedding of one of ten takes, which other machines can be compared by;
+peak memory is what torch held for the work beside what was there before it.
 """
 
 from __future__ import annotations
@@ -53,8 +54,12 @@ def main() -> int:
     rows = timed(model, options, texts)
     show(rows, options, console)
     if options.json:
-        command = f"python benchmarks/gpu.py --device {options.device} --documents {options.documents}"
-        about = {"command": command, "torch": torch.__version__, "device": described(options.device), "miss": miss}
+        about = {
+            "command": " ".join(["python benchmarks/gpu.py", *sys.argv[1:]]),
+            "torch": torch.__version__,
+            "device": described(options.device),
+            "miss": miss,
+        }
         options.json.write_text(json.dumps({**about, "work": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
@@ -132,6 +137,7 @@ def timed(model: Any, options: argparse.Namespace, texts: list[str]) -> list[dic
         return with_empty_store
 
     work: dict[str, tuple[int, Callable[[], object]]] = {
+        "plain embedding": (10, lambda: every.scorer.embed(ten, "document")),
         "query factors": (1, lambda: every.factor([ask()], "query")),
         **{f"document factors by {unit}": (10, lambda unit=unit: every.factor(ten, unit=unit)) for unit in _UNITS},
         "cold pair": (1, anew(lambda fresh: fresh.explain(QUERY, texts[0], unit="word"))),
@@ -141,10 +147,13 @@ def timed(model: Any, options: argparse.Namespace, texts: list[str]) -> list[dic
         f"warm top {len(texts)}": (len(texts), lambda: every.explain_many(QUERY, texts, unit="sentence")),
         f"precompute {len(texts)}": (len(texts), anew(lambda fresh: fresh.precompute(texts, progress=False))),
     }
-    return [
+    rows = [
         {"work": name, "documents": count, **_measured(run, device, options.rounds)}
         for name, (count, run) in work.items()
     ]
+    for row in rows:
+        row["encodes"] = row["seconds"] / row["documents"] / (rows[0]["seconds"] / rows[0]["documents"])
+    return rows
 
 
 def _measured(run: Callable[[], object], device: str, rounds: int) -> dict[str, Any]:
@@ -173,11 +182,12 @@ def show(rows: list[dict[str, Any]], options: argparse.Namespace, console: Conso
     table = Table(
         title=f"{options.model} on {described(options.device)}, torch {torch.__version__}", title_justify="left"
     )
-    for column in ("work", "ms", "documents a second", "peak MB"):
+    for column in ("work", "ms", "documents a second", "encodes", "peak MB"):
         table.add_column(column, justify="left" if column == "work" else "right")
     for row in rows:
         peak = "not told" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.1f}"
-        table.add_row(row["work"], f"{row['seconds'] * 1e3:.2f}", f"{row['documents'] / row['seconds']:.0f}", peak)
+        speed, encodes = f"{row['documents'] / row['seconds']:.0f}", f"{row['encodes']:.2f}"
+        table.add_row(row["work"], f"{row['seconds'] * 1e3:.2f}", speed, encodes, peak)
     console.print(table)
 
 

@@ -8,11 +8,13 @@ allows.
 from __future__ import annotations
 
 import logging
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -33,6 +35,13 @@ class Selectable(Protocol[C]):
     def select(self, indices: Sequence[int]) -> C: ...
 
 
+class Keeper(Protocol):
+    """What keeps something on devices for later."""
+
+    def make_room(self, device: str) -> None:
+        """Take off a device what is kept there."""
+
+
 # On a CPU products are big ones at this size, and what is larger leaves the cache.
 _CPU_BYTES, _CPU_POSITIONS, _CPU_UNEVEN = 48 * 2**20, 2048, 1.25
 # On any other device a launch costs more than some padding, and nothing is gained any more beyond these.
@@ -41,6 +50,9 @@ _SHARE = 4  # the part of the free memory that one batch may take: there may be 
 _UNKNOWN_ROOM = 2**31  # of a device that does not tell
 _POSITION_BYTES = 2**18  # what a recorded pass keeps of one position in a small encoder, about
 _FULL = ("out of memory", "can't allocate memory")  # as devices without an exception of their own say it
+# Of the whole process, as a device's memory is: what one Explainer keeps must not be in the way of another.
+_keepers: WeakSet[Keeper] = WeakSet()
+_keepers_lock = threading.Lock()
 
 
 def to_host(*tensors: Tensor) -> list[Tensor]:
@@ -153,25 +165,30 @@ def in_parts(
         _say(device, "fewer tangents travel together")
 
 
+def keeps(keeper: Keeper) -> None:
+    """Ask this one, too, to make room on a device that is full, as long as it lives."""
+    with _keepers_lock:
+        _keepers.add(keeper)
+
+
 class Device:
-    """Where a scorer computes, and what to do when its room is spent. The scorer may be moved to another device.
+    """Where a scorer computes, and what to do when its room is spent.
 
     Args:
-        name: asked each time.
-        make_room: lets go of what is kept on a device for later.
+        name: asked each time, since the scorer may be moved to another device.
     """
 
-    def __init__(self, name: Callable[[], str], make_room: Callable[[str], None] = lambda name: None) -> None:
-        self._name, self._make_room = name, make_room
+    def __init__(self, name: Callable[[], str]) -> None:
+        self._name = name
 
-    @property
-    def size(self) -> BatchSize:
-        """What fills the device."""
+    def size(self, positions: int = _CPU_POSITIONS) -> BatchSize:
+        """What fills the device, where so many positions fill a CPU."""
         device = torch.device(self._name())
         if device.type == "cpu":
-            return BatchSize(_CPU_POSITIONS)
+            return BatchSize(positions)
         room = free_bytes(device) // _SHARE // _POSITION_BYTES
-        return BatchSize(min(_MOST_POSITIONS, max(_CPU_POSITIONS, room)), _UNEVEN, _UNFILLED)
+        times = min(_MOST_POSITIONS, max(_CPU_POSITIONS, room)) / _CPU_POSITIONS
+        return BatchSize(int(positions * times), _UNEVEN, positions * _UNFILLED // _CPU_POSITIONS)
 
     def sharing(self, compute: Callable[[B], Sequence[T]]) -> Callable[[Selectable[B]], list[T]]:
         """`compute` for the texts of a batch: together, or in halves where the device has no room for that."""
@@ -195,7 +212,10 @@ class Device:
         name = self._name()
         device = torch.device(name)
         _say(device, "what is kept there goes to main memory")
-        self._make_room(name)
+        with _keepers_lock:
+            keepers = list(_keepers)
+        for keeper in keepers:
+            keeper.make_room(name)
         empty_cache(device)
         with Attempt(lambda: device):
             return compute()

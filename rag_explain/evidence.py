@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rag_explain.devices import BatchSize, to_host
+from rag_explain.devices import Device, to_host
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.chunking import LONGEST_WINDOW
 from rag_explain.errors import InvalidInput, in_words, whole_number
@@ -118,7 +118,7 @@ def _groups(windows: Sequence[_Window]) -> Iterator[Sequence[_Window]]:
 def _read_query(scorer: Scorer, query: Passage) -> tuple[Tensor, tuple[Notice, ...]]:
     """(n_q, h) the vectors of the tokens of the query's words: special tokens and prompts do not vote."""
     batch = scorer.read([query], "query")
-    vectors, is_compared = scorer.token_vectors(batch)
+    vectors, is_compared = _device(scorer).with_room(lambda: scorer.token_vectors(batch))
     asked = vectors[0, (is_compared & batch.words())[0]]
     if not len(asked):
         raise InvalidInput("the query has no word to look for: give one that is not empty")
@@ -143,16 +143,22 @@ def _windows(scorer: Scorer, whole: _Window) -> list[_Window]:
 
 def _look(scorer: Scorer, asked: Tensor, batch: Batch, windows: Sequence[_Window]) -> None:
     """Fill in what the query found in some windows, which are read in this batch."""
-    for bucket in batch.buckets(BatchSize(LONGEST_WINDOW)):
-        part = batch.select(bucket)
+
+    def compare(part: Batch) -> list[tuple[Tensor, Tensor]]:
         vectors, is_compared = scorer.token_vectors(part)
-        cosines = part.unpad(to_host(vectors @ asked.T)[0])
-        compared = part.unpad(is_compared & part.words())
-        for at, index in enumerate(bucket):
-            owners = _owners(part, at, windows[index])
-            kept = compared[at].numpy() & (owners >= 0)
-            table = windows[index].found.best.T
-            np.maximum.at(table, owners[kept], cosines[at].double().numpy()[kept])
+        (cosines,) = to_host(vectors @ asked.T)
+        return list(zip(part.unpad(cosines), part.unpad(is_compared & part.words()), strict=True))
+
+    device = _device(scorer)
+    compared = batch.in_buckets(device.size(LONGEST_WINDOW), device.sharing(compare))
+    for index, (cosines, is_compared) in compared.items():
+        owners = _owners(batch, index, windows[index])
+        kept = is_compared.numpy() & (owners >= 0)
+        np.maximum.at(windows[index].found.best.T, owners[kept], cosines.double().numpy()[kept])
+
+
+def _device(scorer: Scorer) -> Device:
+    return Device(lambda: scorer.device)
 
 
 def _owners(batch: Batch, at: int, window: _Window) -> NDArray[np.intp]:

@@ -325,7 +325,7 @@ class Explainer(ProcessBound):
         with self.scorer.computing():
             batch, unit = self.scorer.read(passages, role), known_unit(unit)
             device, passes = self._planner.device, self.method.passes(batch, unit)
-            factors = batch.in_buckets(device.size, device.sharing(partial(self.method.factor, unit=unit)), passes)
+            factors = batch.in_buckets(device.size(), device.sharing(partial(self.method.factor, unit=unit)), passes)
         return [factors[index] for index in range(len(texts))]
 
     def query_vector(self, query: str) -> NDArray[np.float32]:

@@ -56,7 +56,7 @@ class DocumentPlanner:
 
     def __init__(self, scorer: Scorer, method: Method, store: Store, policy: SkiRental | None = None) -> None:
         self._scorer, self._method, self._store = scorer, method, store
-        self.device = Device(lambda: scorer.device, store.make_room)
+        self.device = Device(lambda: scorer.device)
         self._policy = SkiRental() if policy is None else policy
         # By fingerprint and text, as long as the store has them: what was explained is compared at once.
         self._lately: WeakValueDictionary[tuple[str, Passage], Factors] = WeakValueDictionary()
@@ -278,7 +278,7 @@ class DocumentPlanner:
                 self._policy.observe_cold(seconds, len(query.tokens), list(map(len, part.tokens)))
             return [replace(pair, provenance={"path": path, "seconds": seconds / len(part)}) for pair in pairs]
 
-        return batch.in_buckets(self.device.size, self.device.sharing(compute))
+        return batch.in_buckets(self.device.size(), self.device.sharing(compute))
 
     def _build(
         self, keys: Sequence[bytes], batch: Batch, wanted: Sequence[bytes], owners: Owners, unit: Unit
@@ -328,7 +328,7 @@ class DocumentPlanner:
         """Which texts of a batch are computed together; `rows` as `Batch.buckets` takes it."""
         if self._method.edits:
             return chunks(range(len(batch)), _EDITED if unit == "sentence" else 1)
-        return batch.buckets(self.device.size, rows)
+        return batch.buckets(self.device.size(), rows)
 
     def _keys(self, passages: Sequence[Passage], fingerprint: str, unit: Unit) -> list[bytes]:
         name, settings = self._method.name, {**self._method.kept_settings, "unit": unit}

@@ -21,6 +21,7 @@ from rag_explain.texts.tokens import Role, Token
 
 SIDES: tuple[Role, Role] = ("query", "document")
 _WANTED = {"text": {"return_offsets_mapping": True, "return_special_tokens_mask": True}}
+_TOLD = ("offset_mapping", "special_tokens_mask")  # by these, and not read by the model
 Found = tuple[str, Sequence[int], int]  # the piece, the span and the special mark of a token
 # Settings of a chat template that are not the template's.
 _SIZES = ("padding", "truncation", "max_length", "return_tensors", "restore_suffix")
@@ -89,6 +90,7 @@ class PairReader(Reader):
             output: Any = self._copy.preprocess(texts, prompt=prompt or None, processing_kwargs=wanted)
             read = self._chatted if self._chats else self._plain
             sequences = list(read(output, texts, prompt))
+        features = {name: value for name, value in output.items() if name not in _TOLD}
         tokens, sides, notices = [], [], []
         for document, sequence in zip(documents, sequences, strict=True):
             if not sequence.found:
@@ -112,7 +114,7 @@ class PairReader(Reader):
             tokens=tuple(tokens),
             sides=tuple(sides),
             notices=tuple(notices),
-            features=dict(output),
+            features=features,
         )
 
     def _plain(self, output: Any, texts: Sequence[tuple[str, str]], prompt: str) -> Iterator[_Sequence]:

@@ -85,7 +85,7 @@ def _use(copied: Any) -> None:
     if reads_pairs(copied):
         _logits(copied, [(_ANOTHER, _ANOTHER)])
     else:
-        copied.encode_query(_ANOTHER, show_progress_bar=False)
+        copied.encode_query(_ANOTHER, show_progress_bar=False, **dense(copied))
 
 
 def hooks_decide(model: Any) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rag_explain._torch import parts
-from rag_explain.devices import BatchSize, Device
+from rag_explain.devices import Device
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.identity import backend_of, digest, tensors
 from rag_explain.encoder.probing import Observed, observe
@@ -145,7 +145,7 @@ class SharedModel(ProcessBound):
         with torch.inference_mode():
             for first in range(0, len(texts), _EMBEDDED_AT_ONCE):
                 batch = self.read(texts[first : first + _EMBEDDED_AT_ONCE], role)
-                found = batch.in_buckets(BatchSize(self.embedded_tokens), device.sharing(self._run))
+                found = batch.in_buckets(device.size(self.embedded_tokens), device.sharing(self._run))
                 embeddings += [found[index] for index in range(len(batch))]
             return self.vectors(torch.stack(embeddings), role)
 

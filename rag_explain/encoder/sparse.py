@@ -65,8 +65,9 @@ class SparseTextEncoder(Encoder):
 
     def active(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(D, n, V) what each token says of each word of the vocabulary, and (D, V) the weights of the texts."""
-        logits, weights = self.hidden(batch, self.n_blocks)
-        return self.pooling.active(logits, batch.features["attention_mask"].to(logits.device)), weights
+        there = batch.to(self.device)
+        logits, weights = self.hidden(there, self.n_blocks)
+        return self.pooling.active(logits, there.features["attention_mask"]), weights
 
 
 def check_sparse(modules: Iterable[nn.Module]) -> None:

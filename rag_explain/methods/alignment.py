@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rag_explain.devices import to_host
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, import_extra
 from rag_explain.factors import Array, Factors
@@ -79,8 +80,8 @@ class Alignment(Method):
 
     def token_factors(self, batch: Batch) -> list[Factors]:
         vectors, mask = self.scorer.token_vectors(batch)
-        result = []
-        for index, rows in enumerate(batch.unpad(vectors * mask[..., None].to(vectors.device))):
+        (vectors,), result = to_host(vectors), []
+        for index, rows in enumerate(batch.unpad(vectors * mask[..., None])):
             if not rows.any():
                 raise InvalidInput("no token of the text is scored: it is empty, or all of it is masked")
             # Nothing is summed here: the embedding of the factors is only what their rows add up to.

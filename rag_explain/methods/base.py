@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rag_explain import pairing
+from rag_explain.devices import to_host
 from rag_explain.encoder.batch import Batch, Side
 from rag_explain.encoder.model import Encoder
 from rag_explain.errors import InvalidInput
@@ -287,13 +288,11 @@ class PairMethod(EncoderMethod):
             self.encoder.check_comparable()
         super().check()
 
-    def ranked(
-        self, query: Batch, documents: Batch, tables: Iterable[Tensor], scores: Iterable[Tensor]
-    ) -> list[ExplainedPair]:
+    def ranked(self, query: Batch, documents: Batch, tables: Iterable[Tensor], scores: Tensor) -> list[ExplainedPair]:
         """What the method says of the query and each document: values (n_q, n_d) of each, and no rest."""
         return [
             explained(query.side(0), documents.side(index), np.pad(to_numpy(table), ((0, 1), (0, 1))), float(score))
-            for index, (table, score) in enumerate(zip(tables, scores, strict=True))
+            for index, (table, score) in enumerate(zip(to_host(*tables), *to_host(scores), strict=True))
         ]
 
 

@@ -18,10 +18,12 @@ alone), `saliency="activation"` (ReLU(E) alone) and `layer=` the number of block
 from typing import Literal, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from rag_explain import pairing
+from rag_explain.devices import to_host
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import InvalidInput, import_extra
 from rag_explain.factors import Array
@@ -67,16 +69,17 @@ class BTI(PairMethod):
         left, own = self._freeze(query)
         right, embeddings = self._freeze(documents)
         (output, _), (outputs, _) = (self.encoder.hidden(batch, self.encoder.n_blocks) for batch in (query, documents))
-        scores = similarities(self.encoder, own[0], embeddings)
         between, by_query, by_document = cosine_gradients(left.embedding[0], right.embedding)
+        step = left.chunk(self.max_bytes, len(by_query))
+        asked = torch.cat([left.pull(part) for part in by_query[:, None].split(step)])[:, 0]
         answers = right.pull(by_document[None])[0]  # documents do not meet in the pass
+        salient = self._salient(left.hidden, asked), self._salient(right.hidden, answers)
+        ends = between, similarities(self.encoder, own[0], embeddings)
+        output, outputs, asking, answering, between, scores = to_host(output, outputs, *salient, *ends)
         result = []
         for index in range(len(documents)):
-            asked = left.pull(by_query[index][None, None])[0, 0]
-            words, vectors, saliency = self._words(query, 0, output[0], self._tokens(left.hidden[0], asked))
-            others, their_vectors, their_saliency = self._words(
-                documents, index, outputs[index], self._tokens(right.hidden[index], answers[index])
-            )
+            words, vectors, saliency = self._words(query, 0, output[0], asking[index])
+            others, their_vectors, their_saliency = self._words(documents, index, outputs[index], answering[index])
             cosines = _cosines(vectors, their_vectors)
             table = top_clusters(cosines * saliency[:, None] * their_saliency, matches(cosines), self.clusters)
             matrix = np.pad(table, ((0, 1), (0, 1)))  # no rest
@@ -91,13 +94,13 @@ class BTI(PairMethod):
         shares = words / words.sum(dim=1, keepdim=True).clamp_min(1)
         return freeze(self.encoder, batch, self.layer, JACOBIAN, shares=shares)
 
-    def _tokens(self, embeddings: Tensor, gradient: Tensor) -> Array:
-        """(n,): the saliency of each token, as it is."""
-        kinds = {"product": embeddings * gradient, "gradient": gradient, "activation": embeddings}
-        return to_numpy(kinds[self.saliency].relu().sum(dim=-1))
+    def _salient(self, embeddings: Tensor, gradients: Tensor) -> Tensor:
+        """(D, n): the saliency of each token, as it is."""
+        kinds = {"product": embeddings * gradients, "gradient": gradients, "activation": embeddings}
+        return kinds[self.saliency].relu().sum(dim=-1).expand(len(gradients), -1)
 
     def _words(
-        self, batch: Batch, index: int, output: Tensor, saliency: Array
+        self, batch: Batch, index: int, output: Tensor, salient: Tensor
     ) -> tuple[tuple[Token, ...], Array, Array]:
         """The w words of a text; their vectors (w, h), the means of their tokens'; their saliency (w,), the maxima.
 
@@ -108,7 +111,7 @@ class BTI(PairMethod):
         if not words:
             raise InvalidInput("the text has no words to explain: give a text that is not empty")
         here = batch.positions(index)
-        vectors, saliency = to_numpy(output[here]), saliency[here]
+        vectors, saliency = to_numpy(output[here]), to_numpy(salient[here])
         inside = np.array([token.part == "text" for token in tokens])
         low, high = saliency[inside].min(), saliency[inside].max()
         scaled = (saliency - low) / (high - low) if high > low else np.ones_like(saliency)

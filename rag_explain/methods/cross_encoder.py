@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rag_explain.devices import BatchSize
+from rag_explain.devices import Device, to_host
 from rag_explain.encoder.batch import Batch, Side
 from rag_explain.encoder.model import check_hidden
 from rag_explain.encoder.pair_reading import Pairs
@@ -57,8 +57,6 @@ _WITHIN = Notice(
     "each word carries.",
     "note",
 )
-# Pairs travel in batches of at most this many positions.
-_POSITIONS = 2048
 
 
 class PairRelevance(Method):
@@ -126,13 +124,14 @@ class PairRelevance(Method):
     def cold(self, query: Batch, documents: Batch) -> list[ExplainedPair]:
         pairs = self.scorer.read_pairs(query.passages[0], documents.passages)
         compute = self._as_a_whole if query.tokens[0] == (WHOLE,) else self._as_pairs
-        found = pairs.in_buckets(BatchSize(_POSITIONS), compute)
+        found = pairs.in_buckets(Device(lambda: self.scorer.device).size(), compute)
         return [found[index] for index in range(len(pairs))]
 
     def _as_a_whole(self, pairs: Pairs) -> list[ExplainedPair]:
         """The query as one row."""
         (relevance, rest), logits = self._relevance(pairs)
-        explain, result = self._explained(pairs, logits), []
+        relevance, rest, *ends = to_host(relevance, rest, logits, self.scorer.shown(logits))
+        explain, result = self._explained(pairs, *ends), []
         for index in range(len(pairs)):
             (query, asked), (_, found) = (pairs.text(index, side) for side in (0, 1))
             matrix = relevance.new_zeros(2, len(found) + 1)
@@ -149,7 +148,8 @@ class PairRelevance(Method):
         relevance = (entered + lower.by_token(slopes, self.max_bytes))[0]
         rest = self._rest(upper, cotangent, relevance, logits)
         cells = self._cells(lower, slopes[0], self._numbers(pairs))
-        explain, result = self._explained(pairs, logits), []
+        relevance, rest, cells, *ends = to_host(relevance, rest, cells, logits, self.scorer.shown(logits))
+        explain, result = self._explained(pairs, *ends), []
         for index in range(len(pairs)):
             (query, asked), (_, found) = (pairs.text(index, side) for side in (0, 1))
             own = cells[: len(asked), index, found]
@@ -174,10 +174,10 @@ class PairRelevance(Method):
             cells[start:stop] += (images[: stop - start] * slopes).sum(dim=-1)
 
         lower.push_groups(numbers, take, self.max_bytes)
-        step = lower.chunk(self.max_bytes, count)
+        step, numbers = lower.chunk(self.max_bytes, count), numbers.to(slopes.device)
         for start in range(0, count, step):
             index = torch.arange(start, min(start + step, count), device=numbers.device)[:, None, None]
-            places = slopes * (numbers == index).unsqueeze(-1).to(slopes.device)
+            places = slopes * (numbers == index).unsqueeze(-1)
             cells[start : start + step] += lower.by_token(places, self.max_bytes)
         return cells
 
@@ -226,9 +226,9 @@ class PairRelevance(Method):
             logits = self.encoder.run(pairs, visit, recorder.enter)
         return *recorder.freeze_halves(middle[0], logits, biases_by_position=self.computes_rest), logits
 
-    def _explained(self, pairs: Pairs, logits: Tensor) -> Callable[[int, Side, Tensor], ExplainedPair]:
+    def _explained(self, pairs: Pairs, logits: Tensor, shown: Tensor) -> Callable[[int, Side, Tensor], ExplainedPair]:
         """Makes of a matrix and what the query's rows are what is said of a pair."""
-        scores, returned = (self.scorer.chosen(one).tolist() for one in (logits, self.scorer.shown(logits)))
+        scores, returned = (self.scorer.chosen(one).tolist() for one in (logits, shown))
 
         def explain(index: int, query: Side, matrix: Tensor) -> ExplainedPair:
             document, _ = pairs.text(index, 1)

@@ -43,6 +43,7 @@ class IntegrationPath:
     ) -> None:
         self.encoder, self.batch, self.layer = encoder, batch, layer
         self.normalises, self.across, self.spreads = normalises, across, spreads
+        self._there = batch.to(encoder.device)
         (text, self.start), (embedding, empty) = _beside_reference(encoder, batch, layer, reference)
         self.change: Tensor = text - self.start
         self._step = max(1, _POSITIONS // len(self.change))
@@ -51,7 +52,7 @@ class IntegrationPath:
         self.nodes, self.error = 0, 0.0
         self.kept: tuple[tuple[AffineMap, Tensor], ...] = ()
 
-    def choose_nodes(self, tolerance: float, largest: int, size: float) -> None:
+    def choose_nodes(self, tolerance: float, largest: int, size: Tensor) -> None:
         """Take as many nodes as it takes for the integral along a - r to give e(a) - e(r): one tangent tells.
 
         `size` is what errors are relative to. The tolerance bounds the error of the sum, not of every single row.
@@ -66,7 +67,7 @@ class IntegrationPath:
                 tangents = self.change.expand(1, *frozen.hidden.shape)
                 total += weights @ self._project(frozen, frozen.push(tangents))[0]
                 kept = [(frozen, weights)]
-            error = float(self.counted(total - wanted).norm()) / max(size, 1e-30)
+            error = float(self.counted(total - wanted).norm() / size.clamp_min(1e-30))
             tried.append((nodes, error))
             if error <= tolerance or nodes == largest:
                 self.nodes, self.error = nodes, error
@@ -80,11 +81,10 @@ class IntegrationPath:
 
     def _freeze(self, nodes: int) -> Iterator[tuple[AffineMap, Tensor]]:
         points, weights = np.polynomial.legendre.leggauss(nodes)
-        alphas = torch.as_tensor((points + 1) / 2).to(self.change)
-        shares = torch.as_tensor(weights / 2).to(self.change)
+        alphas, shares = torch.as_tensor(np.stack([points + 1, weights]) / 2).to(self.change)
         for alpha, share in zip(alphas.split(self._step), shares.split(self._step), strict=True):
             at = self.start + alpha[:, None, None] * self.change
-            batch = self.batch if self.spreads else self.batch.select([0] * len(alpha))
+            batch = self._there if self.spreads else self.batch.select([0] * len(alpha))
             yield freeze(self.encoder, batch, self.layer, JACOBIAN, at=at)[0], share
 
     def rows(self, max_bytes: int | None, groups: Tensor | None = None) -> Tensor:
@@ -99,7 +99,7 @@ class IntegrationPath:
             rows, _ = frozen.rows(max_bytes, self.change.expand(frozen.hidden.shape), groups=many)
             rows = self._project(frozen, rows.transpose(0, 1))
             total += torch.einsum("k,nke->ne", weights, rows)
-        return self.counted(total[self.batch.positions(0)] if groups is None else total)
+        return self.counted(self.batch.unpad(total[None])[0] if groups is None else total)
 
     def relevance(self, block: Tensor, max_bytes: int | None) -> Tensor:
         """(c, n_tokens): <block (c, e), rows> without building the rows, by pulling `block` back at each node."""
@@ -108,7 +108,7 @@ class IntegrationPath:
             cotangents = self._project(frozen, self.counted(block)[:, None].expand(-1, len(weights), -1))
             parts = cotangents.split(frozen.chunk(max_bytes, len(cotangents)))
             total += torch.cat([torch.einsum("cknh,nh,k->cn", frozen.pull(p), self.change, weights) for p in parts])
-        return total[:, self.batch.positions(0)]
+        return self.batch.unpad(total.T[None])[0].T
 
     def counted(self, vectors: Tensor) -> Tensor:
         """Vectors (..., e), of embeddings or of cotangents, without what lies along the reference if `across`."""

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from rag_explain import pairing
-from rag_explain.devices import is_full
+from rag_explain.devices import is_full, to_host
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.reference import REFERENCES, Reference
 from rag_explain.errors import InvalidInput, UnsupportedModel, UnsupportedOperation
@@ -100,7 +100,8 @@ class JacobianMethod(EncoderMethod):
         return [self._factor(batch, index, unit) for index in range(len(batch))]
 
     def cold(self, query: Factors, documents: Batch) -> list[ExplainedPair]:
-        return [self._cold(query, documents, index) for index in range(len(documents))]
+        block = torch.as_tensor(query.block.copy()).to(self.encoder.device, self.encoder.dtype)
+        return [self._cold(query, block, documents, index) for index in range(len(documents))]
 
     def path(self, batch: Batch, index: int) -> IntegrationPath:
         """The path of text `index` from its reference, with the nodes that its integral needs."""
@@ -108,7 +109,7 @@ class JacobianMethod(EncoderMethod):
         normalises = self.normalises_in_path and self.encoder.is_cosine
         how = {"normalises": normalises, "across": self.along_reference == "rest", "spreads": self._spreads(batch.role)}
         path = IntegrationPath(self.encoder, one, self.layer, reference=self.reference, **how)
-        path.choose_nodes(self.tolerance, self.max_nodes, float(self.endpoints(path)[1].norm()))
+        path.choose_nodes(self.tolerance, self.max_nodes, self.endpoints(path)[1].norm())
         if path.error > self.tolerance:
             _log.warning(
                 "%s reached a relative error of %.1e with %d nodes, not %.1e: raise max_nodes, or choose a later layer",
@@ -146,24 +147,24 @@ class JacobianMethod(EncoderMethod):
 
     def _factor(self, batch: Batch, index: int, unit: Unit) -> Factors:
         path = self.path(batch, index)
-        rest, embedding, norm = self.endpoints(path)
         (tokens,), groups = path.batch.groups(unit)
         rows = path.rows(self.max_bytes, groups)
-        more = {"tokens": tokens, "unit": unit, "references": {"nodes": path.nodes, "along": along(rest, path)}}
+        rows, rest, embedding, norm, reference = to_host(rows, *self.endpoints(path), path.reference)
+        more = {"tokens": tokens, "unit": unit, "references": {"nodes": path.nodes, "along": along(rest, reference)}}
         return self.build(batch, index, rows=rows, rest=rest, embedding=embedding, norm=norm, **more)
 
-    def _cold(self, query: Factors, documents: Batch, index: int) -> ExplainedPair:
-        """Pull the query's rows and rest through the document at each node."""
+    def _cold(self, query: Factors, block: Tensor, documents: Batch, index: int) -> ExplainedPair:
+        """Pull the query's rows and rest, `block`, through the document at each node."""
         path = self.path(documents, index)
-        rest, embedding, norm = self.endpoints(path)
-        block = torch.as_tensor(query.block.copy()).to(embedding)
-        tokens, norms = path.relevance(block, self.max_bytes), norm * query.norm
-        matrix = torch.cat([tokens / norms, pairing.product(block, rest[None], norms)], dim=1)
+        tokens, ends = path.relevance(block, self.max_bytes), self.endpoints(path)
+        cells = torch.cat([tokens, pairing.product(block, ends[0][None])], dim=1)
+        cells, rest, embedding, norm, reference = to_host(cells, *ends, path.reference)
+        norms = norm * query.norm
         asked = torch.as_tensor(query.embedding.copy()).to(embedding)
         score = float(pairing.scores(asked, embedding[None], norms)[0])
-        found = {"nodes": path.nodes, "along": along(rest, path)}
+        found = {"nodes": path.nodes, "along": along(rest, reference)}
         trust = self._trust(query, to_numpy(embedding), to_numpy(rest), found, path.error)
-        return explained(query, documents.side(index), to_numpy(matrix), score, **trust)
+        return explained(query, documents.side(index), to_numpy(cells / norms), score, **trust)
 
     def finish(self, query: Factors, document: Factors, matrix: Array, score: float) -> ExplainedPair:
         trust = self._trust(query, document.embedding, document.rest, document.references or {}, document.error)
@@ -179,9 +180,9 @@ class JacobianMethod(EncoderMethod):
         return {"references": references, "error": max(query.error, error), "notices": notices}
 
 
-def along(rest: Tensor, path: IntegrationPath) -> float:
+def along(rest: Tensor, reference: Tensor) -> float:
     """How many times the reference's embedding the rest is: it is a multiple of it."""
-    return float(rest @ path.reference / (path.reference @ path.reference).clamp_min(torch.finfo(rest.dtype).tiny))
+    return float(rest @ reference / (reference @ reference).clamp_min(torch.finfo(rest.dtype).tiny))
 
 
 def quadrature(query_nodes: int, document_nodes: int, query_error: float, document_error: float) -> dict[str, float]:

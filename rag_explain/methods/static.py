@@ -7,6 +7,7 @@ Exact, with nothing left over, at the cost of a look into a table. A row is its 
 
 import torch
 
+from rag_explain.devices import to_host
 from rag_explain.encoder.batch import Batch
 from rag_explain.errors import CheckFailed, UnsupportedModel
 from rag_explain.factors import Factors
@@ -40,7 +41,8 @@ class StaticRows(Method):
         super().check()
 
     def token_factors(self, batch: Batch) -> list[Factors]:
-        embeddings, rows = self._model.run(batch), batch.unpad(self._model.rows(batch))
+        embeddings, padded = to_host(self._model.run(batch), self._model.rows(batch))
+        rows = batch.unpad(padded)
         norms, nothing = self._model.norms(embeddings), torch.zeros_like(embeddings[0])
         return [
             self.build(batch, index, rows=rows[index], rest=nothing, embedding=embedding, norm=norms[index])

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rag_explain.devices import BatchSize
+from rag_explain.devices import Device
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.cross_encoder import PairEncoder
 from rag_explain.encoder.pair_reading import SIDES, Pairs
@@ -20,9 +20,6 @@ from rag_explain.errors import InvalidInput
 from rag_explain.scorers.base import EncoderScorer
 from rag_explain.texts.passage import Passage, as_passage, as_passages
 from rag_explain.texts.tokens import Role
-
-# Positions that are read together: they bound what is in memory at once.
-_READ_TOKENS = 4096
 
 
 class CrossEncoder(EncoderScorer):
@@ -95,9 +92,13 @@ class CrossEncoder(EncoderScorer):
         self._encoder.watch.state()
         if not passages:
             return torch.zeros(0, len(self._encoder.labels))
+
+        def run(part: Pairs) -> list[Tensor]:
+            return list(self._encoder.run(part))
+
         with self.computing():
-            pairs = self.read_pairs(as_passage(query), passages)
-            found = pairs.in_buckets(BatchSize(_READ_TOKENS), self._encoder.run)
+            pairs, device = self.read_pairs(as_passage(query), passages), Device(lambda: self.device)
+            found = pairs.in_buckets(device.size(self._encoder.embedded_tokens), device.sharing(run))
             return torch.stack([found[index] for index in range(len(pairs))]).float()
 
     def shown(self, logits: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rag_explain.devices import to_host
 from rag_explain.encoder.batch import Batch
 from rag_explain.encoder.model import Encoder
 from rag_explain.encoder.probing import probed
@@ -102,10 +103,9 @@ class Sparse(BiEncoder):
         for index, (tokens, passage) in enumerate(zip(batch.tokens, batch.passages, strict=True)):
             one = batch if len(batch) == 1 else batch.select([index])
             active, weights, is_max = self._active(one)
-            largest = _largest(weights, self._most)[0]
+            largest, parts = to_host(_largest(weights, self._most)[0], one.unpad(active)[0])
             labels = _labels(tokens, passage, truncated=batch.truncated[index])
-            found, parts = (part.double().cpu().numpy() for part in (largest, one.unpad(active)[0]))
-            yield Weights(labels, found, parts, is_max)
+            yield Weights(labels, largest.double().numpy(), parts.double().numpy(), is_max)
 
     def _active(self, batch: Batch) -> tuple[Tensor, Tensor, bool]:
         """(1, n, V) what each token says of each word, (1, V) the weights, and whether only the largest counts."""

@@ -90,7 +90,7 @@ class Memory:
         return dict(zip(new, every, strict=True))
 
     def make_room(self, device: str) -> None:
-        """Keep in main memory what is on a device: that has no room for what is computed now."""
+        """Keep in main memory what is on a device, until it is asked for there again."""
         self._displace(device, 1)
 
     def link(self, key: bytes, owners: Iterable[bytes]) -> bool:
@@ -142,10 +142,11 @@ class Memory:
         """Factors as blocks on `device`; without room there, half of ours goes, then the CPU serves."""
         import torch
 
-        from rag_explain.devices import Attempt
+        from rag_explain.devices import Attempt, keeps
 
         placed, there = [Placed.on_host(one) for one in factors], torch.device(device)
         if there.type != "cpu":
+            keeps(self)
             for clear in (partial(self._displace, device, 2), lambda: None) if may_displace else (lambda: None,):
                 with Attempt(lambda: there, clear):
                     return place(placed, there, self._is_half), device

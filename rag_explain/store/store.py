@@ -207,10 +207,6 @@ class Store(ProcessBound, AbstractContextManager["Store"]):
                 builds[key].result = None if key in barred else ready[key]
         return ready
 
-    def make_room(self, device: str) -> None:
-        """Keep in main memory what is on a device, until it is asked for there again."""
-        self._memory.make_room(device)
-
     def link(self, documents: Sequence[tuple[bytes, Sequence[str]]]) -> None:
         """Let documents own factors that are kept already, so that forgetting the document erases them."""
         links = [(key, [owner(name) for name in ids]) for key, ids in documents]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rag_explain.pairing import pairs
 from rag_explain.store.memory import Memory
 from rag_explain.texts.tokens import Token
 from tests.support import device
+from tests.support.cross_encoders import cross
 from tests.support.models import CORPUS, tiny
 
 QUERY = "the dog and the moon"
@@ -108,6 +110,48 @@ def test_a_product_without_room_is_made_in_main_memory(there: Explainer, expecte
     assert device.allocated() == before
     for one, matrix in zip(found, expected["sentence"], strict=True):
         assert np.abs(one.matrix - matrix).max() < 1e-6
+
+
+QUESTIONS: dict[str, Callable[[Explainer], object]] = {
+    "evidence": lambda one: [[span.value for span in found.spans] for found in one.evidence_many(QUERY, DOCUMENTS)],
+    "vectors": lambda one: one.scorer.embed(DOCUMENTS, "document"),
+    "factors": lambda one: [factors.block for factors in one.factor(DOCUMENTS, unit="sentence")],
+    "pairs": lambda one: [found.matrix for found in one.explain_many(QUERY, DOCUMENTS, unit="word")],
+    "scores of pairs": lambda one: one.scorer.score(QUERY, DOCUMENTS),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_every_question_is_answered_in_a_third_of_the_room_that_it_took(toy: str, question: str) -> None:
+    model = cross(dtype=torch.float32) if "pairs" in question else tiny("bert", dtype=torch.float32)
+    explainer, ask = Explainer(model.to(toy)), QUESTIONS[question]
+    ask(explainer)
+    gc.collect()
+    before = device.allocated()
+    device.reset_peak()
+    expected = ask(explainer)
+    room = device.peak() - before
+    with device.limited(room // 3):
+        found = ask(explainer)
+    assert device.allocated() == before
+    for one, other in zip(expected, found, strict=True):
+        assert np.abs(np.asarray(one) - other).max() < 1e-5
+
+
+def test_what_another_explainer_keeps_makes_room_for_this_one(there: Explainer) -> None:
+    empty = device.allocated()
+    there.precompute(DOCUMENTS, unit="token", progress=False)
+    held = device.allocated() - empty
+    other = Explainer(tiny("bert", dtype=torch.float32), device="toy:0")
+    expected = other.scorer.embed(DOCUMENTS[:1], "document")
+    before = device.allocated()
+    device.reset_peak()
+    other.scorer.embed(DOCUMENTS[:1], "document")
+    with device.limited(device.peak() - before - held // 2):
+        found = other.scorer.embed(DOCUMENTS[:1], "document")
+    assert np.abs(expected - found).max() < 1e-6
+    info = there.store._memory.info()
+    assert (info["toy:0"]["documents"], info["cpu"]["documents"]) == (0, 30)
 
 
 def test_a_text_that_is_too_long_for_the_room_does_not_stop_the_others(there: Explainer) -> None:

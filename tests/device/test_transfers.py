@@ -138,16 +138,16 @@ def test_batches_made_for_a_device_need_fewer_launches(explainer: Explainer, mon
     texts = [f"{text} {number}" for number, text in enumerate(DOCUMENTS * 3)]
     with device.watched(lines=False) as large:
         explainer.precompute(texts, progress=False)
-    monkeypatch.setattr(Device, "size", BatchSize(2048))
+    monkeypatch.setattr(Device, "size", lambda self, positions=2048: BatchSize(positions))
     with device.watched(lines=False) as small:
         explainer.precompute([f"{text} again" for text in texts], progress=False)
     assert 2 * large["operation"] < small["operation"]
 
 
 def test_a_batch_is_as_large_as_the_room(toy: str) -> None:
-    assert Device(lambda: "cpu").size == BatchSize(2048)
-    assert Device(lambda: toy).size.positions == 2**16
+    assert Device(lambda: "cpu").size() == BatchSize(2048)
+    assert Device(lambda: toy).size().positions == 2**16
     with device.limited(2**32):
-        assert 2048 < Device(lambda: toy).size.positions < 2**16
+        assert 2048 < Device(lambda: toy).size().positions < 2**16
     with device.limited(2**20):
-        assert Device(lambda: toy).size.positions == 2048
+        assert Device(lambda: toy).size().positions == 2048

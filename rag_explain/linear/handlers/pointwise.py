@@ -52,7 +52,7 @@ def apply(
         return
     if rec.rules.activation == "derivative":
         source = node.tensor
-        factor = derivative(step, source) if slope is None else out.new_tensor(slope)
+        factor = derivative(step, source) if slope is None else out.new_full((), slope)
         scale = rec.emit(Scale, rec.require(node), like=out, in_shape=tuple(source.shape), factor=factor)
         rec.bind(Node(out, scale))
         return

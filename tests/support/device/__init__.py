@@ -148,6 +148,8 @@ def _library() -> Path:
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             library = folder / f"toy_device{sysconfig.get_config_var('EXT_SUFFIX')}"
+            if library.exists():  # where nothing can be written any more, too
+                return library
             with FileLock(folder / "lock"):  # workers side by side: one builds, the others wait for it
                 if not library.exists():
                     _build(library)
