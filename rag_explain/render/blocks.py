@@ -19,11 +19,12 @@ class _Visible:
 
 @dataclass(frozen=True, slots=True)
 class Piece(_Visible):
-    """A stretch of a text, the number of the token it belongs to, if any, and whether the encoder read it."""
+    """A stretch of a text, the number of the token it belongs to, if any, and whether the encoder read and knows it."""
 
     text: str
     token: int | None = None
     is_read: bool = True
+    is_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,11 @@ class Words(_Visible):
 
 @dataclass(frozen=True, slots=True)
 class Fold(_Visible):
-    """A part of a text that is there to be opened; a medium that cannot fold says what it leaves out."""
+    """What is there to be opened, or to be closed; a medium that cannot fold names it, and leaves it out."""
 
     title: str
-    text: str
+    blocks: "tuple[Block, ...]"
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Cell(_Visible):
     text: str
     value: float
     note: str = ""  # what else is known of it, where there is room
+    is_known: bool = True  # whether it is a match at all, and not what the encoder takes for one
 
 
 @dataclass(frozen=True, slots=True)

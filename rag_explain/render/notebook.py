@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 from rag_explain.render.blocks import Block, Facing, Figures, Fold, Grid, Legend, Line, Table, Texts, View, Words
 from rag_explain.render.palette import EITHER, MARKED, POWER, STRENGTH
-from rag_explain.render.sentences import number
+from rag_explain.render.sentences import UNKNOWN_WORD, number
 
 _ROOT = "line-height:1.6;max-width:60em;text-align:left"
 _MUTED = "opacity:.7;font-size:.85em"
@@ -23,6 +23,7 @@ _BESIDE = "display:flex;flex-wrap:wrap;gap:0 2em"
 _LEFT = "padding:.15em .6em;text-align:right;border:0;width:42%;background:none"
 _MIDDLE = "padding:.15em .6em;text-align:center;border:0;background:none"
 _RIGHT = "padding:.15em .6em;text-align:left;border:0;width:42%;background:none"
+_HATCHED = "background:repeating-linear-gradient(135deg,rgba(128,128,128,.35) 0 2px,transparent 2px 6px)"
 _MARK = f"{_MUTED};border:1px dashed;border-radius:.3em;padding:0 .3em;margin:0 .3em"
 _TONES = {
     "plain": "",
@@ -60,7 +61,9 @@ def _block(target: ET.Element, block: Block) -> None:
         case Fold():
             folded = _add(target, "details", "margin:.2em 0")
             _add(folded, "summary", f"{_MUTED};cursor:pointer", block.title)
-            _add(folded, "div", _TEXT, block.text).set("dir", "auto")
+            folded.attrib |= {"open": "open"} if block.is_open else {}
+            for inner in block.blocks:
+                _block(folded, inner)
         case Line():
             _add(target, "div", _TONES[block.tone], block.text)
         case Table():
@@ -79,7 +82,7 @@ def _texts(target: ET.Element, texts: Texts) -> None:
     """The query, and the others below it; two documents side by side where there is room."""
     beside = _add(target, "div", _BESIDE) if len(texts.rows) > 2 else target
     for index, row in enumerate(texts.rows):
-        place = _add(beside, "div", "flex:1 1 20em;min-width:0") if index and beside is not target else target
+        place = _add(beside, "div", "flex:1 1 min(20em,100%);min-width:0") if index and beside is not target else target
         _add(place, "div", _MUTED, f"{row.label} {row.number}")
         _words(_add(place, "div", _TEXT if index else _QUERY), row)
     if beside is not target:  # below the query, which was added after it
@@ -96,8 +99,10 @@ def _words(target: ET.Element, words: Words) -> None:
         elif piece.token is None or not words.values:
             _add(target, "span", "", piece.text)
         else:
-            word = _add(target, "span", _tint(words.values[piece.token], words.scale), piece.text)
-            word.set("title", words.notes[piece.token] if words.notes else "")
+            style = _tint(words.values[piece.token], words.scale) if piece.is_known else _HATCHED
+            word = _add(target, "span", style, piece.text)
+            note = words.notes[piece.token] if words.notes else ""
+            word.set("title", note if piece.is_known else UNKNOWN_WORD)
 
 
 def _tint(value: float, scale: float) -> str:
@@ -113,9 +118,7 @@ def _table(target: ET.Element, table: Table) -> None:
         target = _add(target, "details", "margin:.2em 0 .6em")
         target.attrib |= {"open": "open"} if table.brief is None else {}
         _add(target, "summary", f"{_MUTED};cursor:pointer", table.title)
-    # A narrow page moves the table sideways instead of being moved itself; so the keyboard must reach it.
-    target = _add(target, "div", "overflow-x:auto")
-    target.set("tabindex", "0")
+    target = _scrolled(target)
     drawn = _add(target, "table", "border-collapse:collapse;margin:.3em 0;font-size:.95em")
     styles = [_NUMBER if column.is_number else _CELL for column in table.columns]
     head = _add(drawn, "tr", "background:none")
@@ -134,9 +137,7 @@ def _table(target: ET.Element, table: Table) -> None:
 
 
 def _grid(target: ET.Element, grid: Grid) -> None:
-    drawn = _add(
-        _add(target, "div", "overflow-x:auto"), "table", "border-collapse:separate;border-spacing:2px;margin:.5em 0"
-    )
+    drawn = _add(_scrolled(target), "table", "border-collapse:separate;border-spacing:2px;margin:.5em 0")
     head = _add(drawn, "tr", "background:none")
     for title, style in (("", _CELL), ("", _CELL), ("score", _NUMBER), *((one, _HEAD) for one in grid.heads)):
         _add(head, "th", f"{style};font-weight:600", title).set("scope", "col")
@@ -151,7 +152,7 @@ def _grid(target: ET.Element, grid: Grid) -> None:
         _add(line, "th", f"{_CELL};font-weight:600", row.name).set("scope", "row")
         _add(line, "td", _NUMBER, row.total)
         for cell in row.cells:
-            met = _add(line, "td", f"{_HEAD};{_tint(cell.value, grid.scale)}")
+            met = _add(line, "td", f"{_HEAD};{_tint(cell.value, grid.scale) if cell.is_known else _HATCHED}")
             _add(met, "div", "", cell.text).set("dir", "auto")
             _add(met, "div", _MUTED, number(cell.value))
             if cell.note:
@@ -162,8 +163,7 @@ def _grid(target: ET.Element, grid: Grid) -> None:
 
 def _facing(target: ET.Element, facing: Facing) -> None:
     """Names in the middle, bars to either side."""
-    target = _add(target, "div", "overflow-x:auto")
-    drawn = _add(target, "table", "border-collapse:collapse;margin:.3em 0;width:100%")
+    drawn = _add(_scrolled(target), "table", "border-collapse:collapse;margin:.3em 0;width:100%")
     head = _add(drawn, "tr", "background:none")
     sides = ((f"met in {facing.left}", _LEFT), (facing.name, _MIDDLE), (f"met in {facing.right}", _RIGHT))
     for title, style in sides:
@@ -187,6 +187,13 @@ def _bar(target: ET.Element, value: float, scale: float, margin: str = "0") -> N
     share = 100 * abs(value) / scale if scale else 0.0
     line = f"border-top:.35em {'solid' if value > 0 else 'dashed'} {EITHER.hex(value)}"
     _add(target, "div", f"{line};width:{share:.1f}%;margin-left:{margin}")
+
+
+def _scrolled(target: ET.Element) -> ET.Element:
+    """A narrow page moves a table sideways instead of being moved itself; so the keyboard must reach it."""
+    scrolled = _add(target, "div", "overflow-x:auto")
+    scrolled.set("tabindex", "0")
+    return scrolled
 
 
 def _legend(target: ET.Element, legend: Legend) -> None:

@@ -2,6 +2,7 @@
 // Draws the data of the page. Text from documents only ever becomes text nodes, and no attribute is named by data.
 (() => {
   const data = JSON.parse(document.getElementById("rag-explain-data").textContent);
+  const OPEN = 2; // sentences of a long document
   const PAIR_ROWS = data.open ? 8 : 5;
   const HINT = matchMedia("(hover: none)").matches
     ? "Tap a word to see what it met."
@@ -46,6 +47,17 @@
     return lines.length > 2 && lines.filter((line) => /^(\t| {2,})\S|[{};:,)\]]\s*$/.test(line)).length > lines.length / 2;
   };
 
+  // How Markdown is written, character by character: the text stays as it stands, and its offsets with it.
+  const MARKDOWN = [[/^```.*?^```/gms, "code"], [/^#{1,6} .*$/gm, "heading"], [/`[^`\n]+`/g, "code"], [/\*\*[^*\n]+\*\*/g, "strong"]];
+  const markdown = (pieces) => {
+    const text = pieces.map(([piece]) => piece).join("");
+    const kinds = new Array(text.length).fill("");
+    if (!/^(#{1,6} |```|\s*[-*] \S.*\n\s*[-*] )/m.test(text)) return kinds;
+    for (const [pattern, kind] of MARKDOWN) for (const { 0: found, index } of text.matchAll(pattern))
+      if (!kinds[index]) kinds.fill(kind, index, index + found.length);
+    return kinds;
+  };
+
   // What one explanation says, derived once from its pairs.
   const derive = (shown) => {
     const columns = shown.documentNames.map((_, j) => shown.pairs.map((row) => row[j]));
@@ -69,12 +81,26 @@
     if (shown.sentences) scale.sentences = Math.max(scale.sentences, largest(shown.sentences.pairs.flat()));
   }
 
+  // A stretch of text in runs of one kind each.
+  const runs = (text, kinds, at) => {
+    const found = [];
+    for (let start = 0, end; start < text.length; start = end) {
+      for (end = start + 1; end < text.length && kinds[at + end] === kinds[at + start]; end++);
+      found.push(kinds[at + start] ? el("span", kinds[at + start], text.slice(start, end)) : text.slice(start, end));
+    }
+    return found;
+  };
+
   const appendPieces = (target, pieces, makeWord) => {
     const words = [];
-    for (const [text, token, seen] of pieces) {
+    const kinds = makeWord ? [] : markdown(pieces);
+    let at = -1;
+    for (const [text, token, seen, known = 1] of pieces) {
+      const start = at + 1;
+      at += text.length;
       if (!seen) target.append(el("span", "unseen-mark", "not read by the encoder"), el("span", "unseen", text));
-      else if (token < 0) target.append(makeWord ? el("span", "plain", text) : text);
-      else { const word = (makeWord ?? ((t) => el("span", "w tint", t)))(text, token); words[token] ??= word; target.append(word); }
+      else if (token < 0) target.append(...(makeWord ? [el("span", "plain", text)] : runs(text, kinds, start)));
+      else { const word = (makeWord ?? ((t) => el("span", "w tint", t)))(text, token); words[token] ??= word; word.classList.toggle("unknown", !known); if (kinds[start]) word.classList.add(kinds[start]); target.append(word); }
     }
     return words;
   };
@@ -101,7 +127,14 @@
       const legend = el("span", "legend", this.low, ramp, this.high);
       const label = el("div", "label", el("h2", "", "Query", this.of));
       if (source.methods.length > 1) label.append(this.methodSwitch(source.methods));
-      label.append(legend);
+      this.copy = el("button", "copy", "Copy as Markdown");
+      this.copy.type = "button";
+      this.copy.addEventListener("click", () => {
+        const done = copied(this.markdown());
+        this.copy.textContent = done ? "Copied" : "The browser forbids to copy";
+        this.live.textContent = this.copy.textContent;
+      });
+      label.append(legend, this.copy);
       const head = el("div", "query", label, this.line, this.status, this.live);
       const cards = this.cards.flatMap((card) => (card.source.line ? [el("p", "line", card.source.line), card.node] : [card.node]));
       const about = source.about.map((line) => el("p", "about", line));
@@ -124,6 +157,9 @@
         requestAnimationFrame(() => {
           waits = false;
           const edge = head.getBoundingClientRect().bottom + 24;
+          const held = this.held?.node.getBoundingClientRect();
+          if (held && held.top < innerHeight && held.bottom > edge) return; // as long as it is in sight
+          this.held = null;
           const read = this.cards.find((card) => card.shown && card.node.getBoundingClientRect().bottom > edge);
           if (read && read !== this.active && !this.pinned?.card) { this.active = read; this.paint(); }
         });
@@ -151,6 +187,7 @@
 
     // Hits by the words of the query: a cell is the word of the document that a word of the query met most.
     overview(grid) {
+      this.grid = grid;
       if (!grid) return [];
       const head = (text, scope, className = "") => { const cell = el("th", className, named(text)); cell.scope = scope; return cell; };
       const rows = grid.rows.map((row, at) => {
@@ -162,6 +199,7 @@
           word.type = "button";
           word.title = `“${grid.heads[k]}” in ${row.name}: show its pairs`;
           tint(word, cell.value, grid.scale);
+          word.classList.toggle("unknown", !cell.is_known);
           word.addEventListener("click", () => this.show(at, grid.columns[k]));
           return el("td", "met", word);
         });
@@ -185,16 +223,42 @@
       return [el("div", "panel", ...lines, table)];
     }
 
+    // What the page shows first, for a ticket or a chat: the query, why, and hits by words or the strongest pairs.
+    markdown() {
+      const cell = (text) => `${text}`.replace(/\s+/g, " ").replace(/[\\|`*_<>[\]]/g, "\\$&");
+      const table = (heads, rows) => [heads, heads.map(() => "---"), ...rows].map((row) => `| ${row.map(cell).join(" | ")} |`.replace(/\\?-\\?-\\?-/g, "---"));
+      const grid = this.grid;
+      const shown = this.active?.shown;
+      const lines = [`**${cell(shown ? shown.query.map(([text]) => text).join("") : "")}**`, ""];
+      if (grid) {
+        const heads = ["", "document", "score", ...grid.heads];
+        const rows = grid.rows.map((row) => [row.rank, row.name, row.total, ...grid.heads.map((_, k) => (row.cells[k] ? `${row.cells[k].text} ${signed(row.cells[k].value)}` : ""))]);
+        lines.push(...grid.said.map(([text]) => cell(text)), "", ...table(heads, rows));
+      } else if (shown) {
+        const pairs = shown.cells.slice(0, PAIR_ROWS).map(({ i, j, value }) => [shown.queryNames[i], shown.documentNames[j], signed(value)]);
+        lines.push(`${cell(this.active.title)}: ${shown.score.toFixed(4)}; ${cell(shown.balance)}`, "", ...table(["query", "document", shown.units], pairs));
+      }
+      return `${lines.join("\n")}\n`;
+    }
+
     // Goes to a hit, and keeps the pairs of a word of the query there.
     show(at, word) {
       const card = this.cards[at];
-      this.active = card;
+      this.active = this.held = card;
       if (word !== undefined) this.pinned = { side: "query", index: word };
       this.hover = null;
       this.paint();
       card.node.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
       card.node.focus({ preventScroll: true });
+      this.address();
       this.live.textContent = this.status.textContent;
+    }
+
+    // What is kept is in the address, so that a link to the page leads to it.
+    address() {
+      const kept = this.pinned?.side === "query" ? [["word", this.active.shown.queryNames[this.pinned.index]]] : [];
+      const parts = new URLSearchParams([...(this.active?.source.rank ? [["hit", this.active.source.rank]] : []), ...kept]);
+      history.replaceState(null, "", `#${parts}`);
     }
 
     // The query is drawn again only when its words are other words.
@@ -229,6 +293,7 @@
       if (target.card) this.active = target.card;
       this.hover = null;
       this.paint();
+      this.address();
       this.live.textContent = this.status.textContent;
     }
 
@@ -265,7 +330,7 @@
         const value = shown.pairs[target.other][target.index];
         const cosine = shown.similarities ? `, cosine ${shown.similarities[target.other][target.index].toFixed(3)}` : "";
         return [bold(shown.queryNames[target.other]), " met ", bold(shown.documentNames[target.index]), ": ", num(value),
-          ` ${shown.units}, ${percent(value, shown.absolute)} of the sum of |pairs|${cosine}`];
+          ` ${shown.units}, ${percent(value, shown.absolute)} of all pairs${cosine}`];
       }
       const query = target.side === "query";
       const values = query ? shown.pairs[target.index] : shown.columns[target.index];
@@ -273,6 +338,8 @@
       const best = values.map((value, k) => [value, k]).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 3);
       const parts = [bold((query ? shown.queryNames : shown.documentNames)[target.index]), " carries ", num((query ? shown.querySums : shown.documentSums)[target.index]), ` ${shown.units}; met `];
       best.forEach(([value, k], rank) => parts.push(rank ? ", " : "", named(others[k]), " ", num(value)));
+      const words = query ? this.words : this.active.words;
+      if (words[target.index]?.classList.contains("unknown")) parts.push(" – unknown to this encoder, which takes all such words for one: no match");
       const real = this.active?.source.whatIf?.[target.side][target.index];
       if (real) parts.splice(3, 1, ` ${shown.units}; `, el("span", "real", real), "; met ");
       return parts;
@@ -323,18 +390,24 @@
         entry("", `${shown.unit}s`, num(shown.score - shown.unattributed));
         entry("", `no ${shown.unit}`, num(shown.unattributed));
       }
-      return el("div", "sum", list, shown.returned ? el("span", "check", shown.returned) : "", el("span", "check", shown.balance), el("span", "check", shown.source), shown.trust ? el("span", "check trust", shown.trust) : "");
+      return el("div", "sum", list, shown.returned ? el("span", "check", shown.returned) : "", this.check(), el("span", "check", shown.source), shown.trust ? el("span", "check trust", shown.trust) : "");
+    }
+
+    check() {
+      const { checked, balance } = this.shown;
+      const node = el("span", "check", checked ? "checked ✓" : balance, checked ? el("span", "hidden", ` ${balance}`) : "");
+      node.title = balance;
+      return node;
     }
 
     document() {
-      const text = el("p", isCode(this.shown.document) ? "text code" : "text");
+      const text = el("p", isCode(this.shown.document) ? "text source" : "text");
       text.setAttribute("dir", "auto");
       text.setAttribute("role", "group");
       text.setAttribute("aria-label", "Document: the arrow keys move from word to word");
       this.words = appendPieces(text, this.shown.document);
-      const real = this.words.map((word, index) => index).filter((index) => this.words[index]);
-      this.order = real;
-      if (real.length) this.words[real[0]].tabIndex = 0;
+      if (this.shown.sentences?.texts.length > OPEN + 2) this.fold(text);
+      this.reach();
       const at = (node) => this.words.indexOf(node.closest?.(".w"));
       text.addEventListener("pointerover", (event) => {
         if (event.pointerType !== "mouse") return;
@@ -354,6 +427,39 @@
       text.addEventListener("focusout", () => this.section.look(null));
       text.addEventListener("keydown", (event) => this.key(event, at(event.target)));
       return text;
+    }
+
+    // Of a long document what carries most is open, and the rest folded.
+    fold(text) {
+      const { first, sums, texts } = this.shown.sentences;
+      const open = sums.map((value, s) => [value, s]).sort((a, b) => b[0] - a[0]).slice(0, OPEN).map(([, s]) => s);
+      const all = [...text.childNodes];
+      const nodes = all.filter((node) => !node.classList?.contains("unseen") && !node.classList?.contains("unseen-mark"));
+      const begins = first.map((index) => nodes.indexOf(this.words[index]));
+      begins[0] = 0; // what was not read is never folded: it must be seen that it was not
+      for (let s = 0, end; s < texts.length; s = end) {
+        for (end = s + 1; end < texts.length && open.includes(end) === open.includes(s); end++);
+        if (open.includes(s)) continue;
+        const inner = nodes.slice(begins[s], end < texts.length ? begins[end] : nodes.length);
+        const folded = el("span", "folded");
+        inner[0].before(folded);
+        folded.append(...inner);
+        const button = el("button", "fold", `… ${end - s} sentence${end - s > 1 ? "s" : ""}`);
+        button.type = "button";
+        const toggle = (isOpen) => { folded.hidden = !isOpen; button.setAttribute("aria-expanded", String(isOpen)); };
+        button.addEventListener("click", () => { toggle(folded.hidden); this.reach(); });
+        toggle(false);
+        folded.before(button);
+      }
+    }
+
+    // The words that the arrow keys move between, and the one that Tab comes to.
+    reach() {
+      const seen = (word) => word && !word.closest(".folded[hidden]");
+      this.order = this.words.map((word, index) => index).filter((index) => seen(this.words[index]));
+      const focus = this.order.find((index) => this.words[index].tabIndex === 0) ?? this.order[0];
+      this.words.forEach((word) => word.removeAttribute("tabindex"));
+      if (focus !== undefined) this.words[focus].tabIndex = 0;
     }
 
     key(event, index) {
@@ -410,10 +516,10 @@
     pairTable() {
       const { shown } = this;
       this.caption = el("caption", "");
-      const heads = [["what", `query → document`], ["value", shown.units], ["share", "share"]].map(([name, text]) => {
+      const heads = [["what", `query → document`], ["value", shown.units], ["share", "of all"]].map(([name, text]) => {
         const head = el("th", name, text);
         head.scope = "col";
-        if (name === "share") head.title = "of the sum of |pairs|";
+        if (name === "share") head.title = "of the sum of |pairs|, of all pairs";
         return head;
       });
       this.body = el("tbody");
@@ -574,9 +680,24 @@
     }
   }
 
-  for (const source of data.sections) {
+  // Without the clipboard's own interface, which asks for permission and is not there everywhere.
+  const copied = (text) => {
+    addEventListener("copy", (event) => { event.clipboardData.setData("text/plain", text); event.preventDefault(); }, { once: true });
+    return document.execCommand("copy");
+  };
+
+  const sections = data.sections.map((source) => {
     const section = new Section(source);
     root.insertBefore(section.node, root.querySelector("footer"));
     section.paint();
+    return section;
+  });
+  const asked = new URLSearchParams(location.hash.slice(1));
+  for (const section of asked.size ? sections : []) {
+    const at = section.cards.findIndex((card) => card.shown && String(card.source.rank ?? "") === (asked.get("hit") ?? ""));
+    if (at < 0) continue;
+    const word = section.cards[at].shown.queryNames.indexOf(asked.get("word"));
+    section.show(at, word < 0 ? undefined : word);
+    break;
   }
 })();

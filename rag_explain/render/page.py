@@ -6,6 +6,7 @@ Content-Security-Policy, turns it into text nodes. Nothing in a document becomes
 
 import base64
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -20,6 +21,7 @@ from rag_explain.errors import InvalidInput
 from rag_explain.render import notebook
 from rag_explain.render.blocks import Line, Table, View
 from rag_explain.render.sentences import (
+    adds_up,
     all_visible,
     background_line,
     balance,
@@ -163,6 +165,7 @@ def _shown_data(explanation: Explanation) -> dict[str, Any]:
         **{name: getattr(shown, name) for name in ("method", "unit", "score", "measure", "unattributed", "additive")},
         "returned": returned(shown.score, shown.measure, shown.returned),
         "balance": balance(shown),
+        "checked": adds_up(shown),
         "trust": trust(shown),
         "units": units(shown),
         "source": source(shown),
@@ -206,13 +209,19 @@ def _sentences(shown: Explanation) -> dict[str, Any] | None:
         grouped = shown.by_sentence()
         if len(grouped.document_tokens) > 1:
             sums = _rounded(grouped.document_saliency()[None])[0]
-            return {"texts": names(grouped.document_tokens), "pairs": _rounded(grouped.pairs), "sums": sums}
+            texts, pairs = names(grouped.document_tokens), _rounded(grouped.pairs)
+            starts = [word.start for word in shown.document_tokens]
+            first = [bisect_left(starts, sentence.start) for sentence in grouped.document_tokens]
+            return {"texts": texts, "pairs": pairs, "sums": sums, "first": first}
     return None
 
 
 def _pieces(shown: Explanation, side: Role) -> list[list[Any]]:
     found = pieces(shown, side)
-    return [[piece.text, -1 if piece.token is None else piece.token, int(piece.is_read)] for piece in found]
+    return [
+        [piece.text, -1 if piece.token is None else piece.token, int(piece.is_read), *([] if piece.is_known else [0])]
+        for piece in found
+    ]
 
 
 def _rounded(values: NDArray[np.float32]) -> list[list[float]]:

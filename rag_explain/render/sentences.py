@@ -22,6 +22,7 @@ _CONTROLS = dict.fromkeys(_ACTING, 0xFFFD)
 # What turns a part of a text around until it is closed: a line that is cut may have lost the closing one.
 _DIRECTIONS = dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 _MET = 3
+UNKNOWN_WORD = "unknown to this encoder, which takes all such words for one: no match"
 _ASKED = 40
 
 
@@ -83,8 +84,13 @@ def balance(explanation: Explanation) -> str:
     gap = explanation.gap
     if gap is None:
         return f"{explanation.method} ranks pairs and does not claim to add up to the score"
-    exact = abs(gap) <= 1e-4 * max(1.0, float(np.abs(explanation.matrix, dtype=np.float64).sum()))
-    return f"{'adds up to the score' if exact else 'does not add up to the score'}, gap {gap:+.1e}"
+    return f"{'adds up to the score' if adds_up(explanation) else 'does not add up to the score'}, gap {gap:+.1e}"
+
+
+def adds_up(explanation: Explanation) -> bool:
+    """Whether what it is made of is the score, up to rounding."""
+    size = max(1.0, float(np.abs(explanation.matrix, dtype=np.float64).sum()))
+    return explanation.gap is not None and abs(explanation.gap) <= 1e-4 * size
 
 
 def trust(explanation: Explanation) -> str:

@@ -34,6 +34,7 @@ from rag_explain.render.sentences import number
 # Share of the scale from which a word gets the first, second and third step.
 _STEPS = (0.15, 0.4, 0.7)
 _TONES = {"plain": "", "answer": "bold", "muted": "dim", "aside": "italic", "warning": "bold"}
+_UNKNOWN = "dim strike"  # no match, whatever it carries: the encoder takes all such words for one
 _BAR, _LABEL, _INDENT = 16, 8, 4
 _RANK, _GAP, _NUMBER, _MET = 5, 2, 6, 24
 # Characters of a line below which bars are left out, and below which columns that can be spared are.
@@ -119,7 +120,7 @@ def _words(words: Words) -> Text:
         elif piece.token is None or not words.values:
             text.append(piece.text)
         else:
-            text.append(piece.text, _tint(words.values[piece.token], words.scale))
+            text.append(piece.text, _tint(words.values[piece.token], words.scale) if piece.is_known else _UNKNOWN)
     return text
 
 
@@ -201,7 +202,7 @@ def _grid_row(row: GridRow, grid: Grid, chosen: Sequence[int], more: bool, has_n
     for at in chosen:
         cell = row.cells[at]
         value = (f" {cell.value:+.2f}" if has_numbers else "", "dim")
-        found.append(Text.assemble((cell.text, _tint(cell.value, grid.scale)), value))
+        found.append(Text.assemble((cell.text, _tint(cell.value, grid.scale) if cell.is_known else _UNKNOWN), value))
     return [*found, *(Text(one, "dim") for one in (row.more if more else ()))]
 
 

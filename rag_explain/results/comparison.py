@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_explain.results.display import Viewable
+from rag_explain.results.display import Paged
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.serialization import to_plain
 from rag_explain.texts.tokens import Role
@@ -53,7 +53,7 @@ class Loss:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Viewable):
+class Comparison(Paged):
     """Several methods on one pair.
 
     Attributes:
@@ -68,6 +68,7 @@ class Comparison(Viewable):
     """
 
     _width: ClassVar[int] = 120
+    _title: ClassVar[str] = "Methods side by side"
 
     rows: tuple[Compared, ...]
     agreement: NDArray[np.float64]

@@ -39,6 +39,7 @@ class Meeting:
     word: str | None  # of the document, which it met most; None where no pair of it is above zero
     value: float  # what that pair carries
     carried: float  # what the word carries over the whole document
+    is_known: bool = True  # whether the encoder knows both words: it takes all that it does not know for one
     rank: int | None = None  # of this hit for the query without the word, where that was computed
 
 
@@ -119,10 +120,11 @@ def _meetings(shown: Explanation) -> Iterator[Meeting]:
     names = [
         f"sentence {j + 1}" if shown.unit == "sentence" else one.label for j, one in enumerate(shown.document_tokens)
     ]
-    for row, carried in zip(shown.pairs, shown.query_saliency().tolist(), strict=True):
+    for word, row, carried in zip(shown.query_tokens, shown.pairs, shown.query_saliency().tolist(), strict=True):
         best = int(np.argmax(row)) if row.size else None
         value = 0.0 if best is None else float(row[best])
-        yield Meeting(names[best] if best is not None and value > 0 else None, max(value, 0.0), carried)
+        is_known = not (word.is_unknown and best is not None and shown.document_tokens[best].is_unknown)
+        yield Meeting(names[best] if best is not None and value > 0 else None, max(value, 0.0), carried, is_known)
 
 
 # -------------------------------------------------------------------------------------------------- why it came first

@@ -1,5 +1,6 @@
 """A token, and the words that say what it belongs to."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
@@ -9,13 +10,16 @@ Part = Literal["text", "special", "prompt", "metadata"]
 Role = Literal["query", "document"]
 Unit = Literal["token", "word", "sentence"]
 
+_UNKNOWN = re.compile(r"[<\[(]\|?unk(nown)?\|?[>\])]", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
     """One token, word or sentence of a text, and where it stands in the caller's own string.
 
     `text` is the caller's `text[start:end]`. A token that is not part of the caller's text (a special token,
-    a prompt, metadata put in front) has `start == end` and an empty `text`; `piece` still names it.
+    a prompt, metadata put in front) has `start == end` and an empty `text`; `piece` still names it. A word has the
+    piece of a token of it that the vocabulary does not have, if any.
     """
 
     text: str
@@ -23,6 +27,11 @@ class Token:
     end: int
     part: Part = "text"
     piece: str = ""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether this stands for what a vocabulary does not have, by the names that vocabularies give to that."""
+        return _UNKNOWN.fullmatch(self.piece) is not None and self.text.strip() != self.piece
 
     @property
     def label(self) -> str:

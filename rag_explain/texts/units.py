@@ -25,7 +25,10 @@ def text_units(tokens: Sequence[Token], text: str, unit: Unit, *, truncated: boo
     offsets = [(token.start, token.end) if token.part == "text" else (0, 0) for token in tokens]
     spans = word_spans(text) if unit == "word" else sentence_spans(text)
     found, index = group(offsets, spans, join=unit == "word", clip=truncated)
-    return tuple(Token(text[start:end], start, end) for start, end in found), np.array(index, dtype=np.intp)
+    unknown = {owner: token.piece for token, owner in zip(tokens, index, strict=True) if token.is_unknown}
+    pieces = (unknown.get(at, "") if unit == "word" else "" for at in range(len(found)))
+    units = (Token(text[start:end], start, end, piece=piece) for (start, end), piece in zip(found, pieces, strict=True))
+    return tuple(units), np.array(index, dtype=np.intp)
 
 
 def all_units(

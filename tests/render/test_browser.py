@@ -97,7 +97,14 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Open]:
     contexts: list[Any] = []
 
     def open_(
-        html: str, *, width: int = 1200, height: int = 900, scheme: str = "light", style: str = "", **options: Any
+        html: str,
+        *,
+        width: int = 1200,
+        height: int = 900,
+        scheme: str = "light",
+        style: str = "",
+        address: str = "",
+        **options: Any,
     ) -> Any:
         path = tmp_path / f"page-{len(contexts)}.html"
         path.write_text(html, encoding="utf-8")
@@ -114,7 +121,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Open]:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        page.goto(path.as_uri())
+        page.goto(path.as_uri() + address)
         return page
 
     yield open_
@@ -161,7 +168,8 @@ def test_the_figures_are_shown_in_score_units(show: Open) -> None:
     assert f"{shown.score:.4f}" in sums
     assert f"{shown.unattributed:+.4f}" in sums
     assert "no word" in sums
-    assert "adds up to the score, gap" in sums
+    assert "checked ✓" in sums
+    assert "adds up to the score, gap" in page.locator(".sum .check").first.get_attribute("title")
     assert page.locator(".text").inner_text() == DOCUMENT
     first = page.locator(".pairs tbody tr").first.inner_text()
     best = shown.top_pairs(1)[0]
@@ -203,7 +211,7 @@ def test_a_cell_and_a_row_of_the_tables_point_at_their_words(show: Open) -> None
     expect(page.locator(".words button.on")).to_have_count(1)
     page.locator(".grid td.tint").nth(7).hover()
     assert " met " in page.locator(".status").inner_text()
-    assert "of the sum of |pairs|" in page.locator(".status").inner_text()
+    assert "of all pairs" in page.locator(".status").inner_text()
 
 
 def test_alignments_show_the_cosine_of_a_pair_beside_what_it_carries(show: Open) -> None:
@@ -581,7 +589,7 @@ def test_code_is_shown_as_code_and_prose_is_not(show: Open) -> None:
     code = "def reset(account):\n    if account.is_locked:\n        return None\n    return account.password\n"
     for document, is_code in ((code, True), (LONG, False), (DOCUMENT, False)):
         page = show(write_page([explain(document=document)]))
-        assert ("code" in page.locator(".text").get_attribute("class").split()) == is_code
+        assert ("source" in page.locator(".text").get_attribute("class").split()) == is_code
 
 
 def test_many_methods_fit_a_telephone(show: Open) -> None:
@@ -636,8 +644,8 @@ def asked_hits() -> Hits:
             for token in shown.query_tokens
         )
         answer = WhatIf(query=QUERY, document=hit.text or "", score=explanation.score, changes=changes)
-        kept = {"what_if": Deferred.ready(answer)}
-        parts = Parts(lambda name, kept=kept: kept.get(name, Deferred.skipped("not computed")))  # type: ignore[misc]
+        known = {"what_if": Deferred.ready(answer)}
+        parts = Parts(lambda name, known=known: known.get(name, Deferred.skipped("not asked for")))  # type: ignore[misc]
         parts["what_if"].get()
         levels, scores = (0.0, 0.99, 1.0), (-1.0, 5.0 if hit.rank == 2 else -0.9, 9.0)
         background = Calibration(
@@ -701,3 +709,83 @@ def test_hostile_texts_run_nothing_in_the_page_of_an_answer(show: Open, text: st
         page = show(answer.to_html())
         assert page.evaluate("window.hacked") is None
         assert page.locator("script, iframe, img, svg, textarea").count() == 0
+
+
+def test_of_a_long_document_the_best_sentences_are_open_and_the_rest_folded(show: Open) -> None:
+    explanation = explain(document=LONG)
+    page = show(write_page([explanation]))
+    sums = explanation.by_word().by_sentence().document_saliency()
+    sentences_ = explanation.by_word().by_sentence().document_tokens
+    best = sorted(np.argsort(-sums)[:2].tolist())
+    text = page.locator(".text")
+    seen = text.inner_text()
+    assert all(sentences_[at].text.split(".")[0] in seen for at in best)
+    assert text.locator(".w:visible").count() < len(explanation.by_word().document_tokens) / 4
+    folds = page.locator(".fold")
+    counted = sum(int(re.findall(r"\d+", one.inner_text())[0]) for one in folds.all())
+    assert counted == len(sentences_) - 2
+    page.locator(".text .w[tabindex]").focus()
+    page.keyboard.press("End")  # the keys move between words that are seen
+    assert page.evaluate("document.activeElement.checkVisibility()")
+    for fold in folds.all():
+        fold.click()
+        expect(fold).to_have_attribute("aria-expanded", "true")
+    whole = "node => [...node.querySelectorAll('.fold')].forEach((one) => one.remove()) ?? node.textContent"
+    assert text.evaluate(whole) == LONG
+
+
+def test_what_was_not_read_is_never_folded(show: Open) -> None:
+    page = show(write_page([explain(document=LONG, limit=200)]))
+    expect(page.locator(".unseen-mark")).to_be_visible()
+    assert page.locator(".folded .unseen, .folded .unseen-mark").count() == 0
+
+
+def test_markdown_is_shown_as_what_it_is_and_stays_as_it_stands(show: Open) -> None:
+    document = "# The bank\n\nReset a `password` **here**:\n\n- by letter\n- by e-mail\n\n```\nreset(account)\n```\n"
+    text = show(write_page([explain(document=document)])).locator(".text")
+    assert text.evaluate("node => node.textContent") == document
+    assert {"The", "bank"} <= set(text.locator(".w.heading").all_inner_texts()) <= {"#", "The", "bank"}
+    assert {"password", "reset", "account"} <= set(text.locator(".w.code").all_inner_texts())
+    assert "here" in text.locator(".w.strong").all_inner_texts()
+    assert "monospace" in text.locator(".w.code").first.evaluate("node => getComputedStyle(node).fontFamily")
+    plain = show(write_page([explain(document="A * b * c, C# and a_b_c.")])).locator(".text")
+    assert plain.locator(".heading, .code, .strong").count() == 0
+
+
+def test_a_link_leads_to_a_hit_and_a_word(show: Open) -> None:
+    page = show(write_page(hits()))
+    page.locator(".overview tr").nth(2).locator(".cell").last.click()
+    address = page.evaluate("location.hash")
+    kept = page.locator(".words button[aria-pressed=true] .word").inner_text()
+    assert address == f"#hit=2&word={kept}"
+    again = show(write_page(hits()), address=address)
+    expect(again.locator(".words button[aria-pressed=true] .word")).to_have_text(kept)
+    expect(again.locator(".card.active .rank")).to_have_text("2")
+    elsewhere = show(write_page(hits()), address="#hit=99&word=<b>")
+    expect(elsewhere.locator(".words button[aria-pressed=true]")).to_have_count(0)
+
+
+@pytest.mark.parametrize("text", ["bank password", *HOSTILE])
+def test_what_is_copied_is_a_table_of_markdown(show: Open, text: str) -> None:
+    page = show(write_page([*hostile(text), *hits()][:2] if text in HOSTILE else hits()))
+    page.evaluate(
+        "() => { const set = DataTransfer.prototype.setData;"
+        "DataTransfer.prototype.setData = function (kind, text) { window.copied = text; set.call(this, kind, text) } }"
+    )
+    page.get_by_role("button", name="Copy as Markdown").first.click()
+    told = page.evaluate("window.copied")
+    rows = [line for line in told.splitlines() if line.startswith("|")]
+    assert len(rows) > 2
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert "<" not in re.sub(r"\\<", "", told)
+
+
+def test_unknown_words_are_hatched_and_no_match(show: Open) -> None:
+    made = explain(document="bank 银行 password")
+    tokens = tuple(replace(one, piece="[UNK]") if not one.text.isascii() else one for one in made.document_tokens)
+    page = show(write_page([replace(made, document_tokens=tokens)]))
+    unknown = page.locator(".text .w.unknown")
+    assert "".join(unknown.all_inner_texts()) == "银行"
+    assert "repeating-linear-gradient" in unknown.first.evaluate("node => getComputedStyle(node).backgroundImage")
+    unknown.first.hover()
+    expect(page.locator(".status")).to_contain_text("no match")

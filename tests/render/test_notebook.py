@@ -34,7 +34,7 @@ def test_the_figures_are_there_in_words() -> None:
     assert f"{word.unattributed:+.4f} no word" in text
     assert "adds up to the score, gap" in text
     assert "not read by the encoder" in text
-    assert "share of Σ|pairs|" in text
+    assert "of all pairs" in text
     assert "% of the score" not in text
 
 

@@ -120,11 +120,13 @@ def test_facts_of_a_hit() -> None:
     assert sentences.facts(hits()[0]).endswith(" cosine")
     found = Stage("index", "search", 3, None, 0.42, "squared L2")
     staged = replace(hit, score=2.0, metric="unknown", stages=(found, Stage("Filter", "filter", 2, 3)))
-    after = "rank 2 after Filter; before that rank 3 by index (0.4200 squared L2)"
+    before = "rank 2 after Filter; before that rank 3 by index (0.4200 squared L2)"
     more = " · exact similarity 0.7800 · the index differs by +0.0100"
-    assert sentences.facts(staged) == after + more
+    assert sentences.facts(staged) == "rank 2 after Filter" + more  # the table of stages tells the others
+    assert sentences.ranked(staged.stages) == before
     staged = replace(staged, stages=(*staged.stages, Stage("Reranker", "rerank", 1, 2, 2.0)))
-    assert sentences.facts(staged) == f"rank 1 by Reranker (2.0000); before that {after}{more}"
+    assert sentences.facts(staged) == f"rank 1 by Reranker (2.0000){more}"
+    assert sentences.ranked(staged.stages) == f"rank 1 by Reranker (2.0000); before that {before}"
     assert sentences.ranked((found, Stage("x", "rerank", None, 3))).startswith("by x (no score); before that rank 3 by")
     assert not sentences.ranked((found,))
     assert (

@@ -18,7 +18,7 @@ from rag_explain.render.blocks import (
     Words,
 )
 from rag_explain.render.sentences import across, number, one_line, parts, place, source
-from rag_explain.render.views.explanation import strongest, trust, unread, warnings, words
+from rag_explain.render.views.explanation import cut, strongest, trust, unread, warnings, words
 from rag_explain.results.contrast import NO_WORD, Contrast, Difference, StageDifference
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.stages import Stage
@@ -94,26 +94,19 @@ def _no_word(contrast: Contrast) -> float:
 
 
 def _text(side: str, one: Explanation, scale: float, ids: Mapping[str, str] | None) -> Words:
-    """The beginning of a document, its words tinted; what was cut off is marked."""
-    whole = words(one, "document", scale)
-    pieces, room = [], _SHOWN
-    for piece in whole.pieces:
-        if len(piece.text) > room:
-            pieces.append(Piece("…"))
-            break
-        pieces.append(piece)
-        room -= len(piece.text)
     label = side if ids is None else f"{side}: {one_line(ids[side], _NAME)}"
-    return replace(whole, pieces=tuple(pieces), label=label, number=f"{one.score:.4f}")
+    return replace(cut(words(one, "document", scale), _SHOWN), label=label, number=f"{one.score:.4f}")
 
 
 def _words(contrast: Contrast, top: int) -> Facing:
     """The words of the query that made the largest difference, with what each met most; then what no word carries."""
     found = contrast.query_words()
     shown = found[:top] if len(found) <= top or not contrast.got.additive else [*found[: top - 1], found[-1]]
-    met = [_met(one) for one in (contrast.got, contrast.wanted)]
-    named = ((one, *(side.get(one.query, "") for side in met)) for one in shown)
-    rows = tuple(FacingRow(one_line(one.query), one.got, one.wanted, *words) for one, *words in named)
+    got, wanted = _met(contrast.got), _met(contrast.wanted)
+    rows = tuple(
+        FacingRow(one_line(one.query), one.got, one.wanted, got.get(one.query, ""), wanted.get(one.query, ""))
+        for one in shown
+    )
     return Facing("got", "word of the query", "wanted", rows)
 
 

@@ -37,7 +37,9 @@ def _opened(evidence: Evidence, found: tuple[ValuedSpan, ...]) -> Iterator[Block
         start = len(text) if span is None else span.start
         count = sum(position <= one < start for one in starts)
         if count:
-            yield Fold(f"… {count} sentence{'s' if count > 1 else ''}", text[position:start].strip())
+            yield Fold(
+                f"… {count} sentence{'s' if count > 1 else ''}", (Words((Piece(text[position:start].strip()),)),)
+            )
         if span is not None:
             yield Words((Piece(span.text),))
             position = span.end

@@ -1,5 +1,7 @@
 """One explanation, in the unit in which it is shown: both texts with their words tinted, figures, strongest pairs."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +18,7 @@ _LABEL = 120
 # Of what the encoder did not read, this many characters are shown; the rest is counted.
 UNREAD_SHOWN = 280
 _COLUMNS = Column("query", width=24), Column("document", width=44)
-_SHARE = Column("share of Σ|pairs|", is_number=True, is_spare=True)
+_SHARE = Column("of all pairs", is_number=True, is_spare=True)
 
 _TERMS = 20  # rows of their table: a vocabulary may have hundreds that both texts know
 _TERM_COLUMNS = (
@@ -57,6 +59,17 @@ def words(shown: Explanation, side: Role, scale: float | None = None) -> Words:
     values = (shown.query_saliency() if side == "query" else shown.document_saliency()).tolist()
     notes = tuple(sentences.met(shown, side, index) for index in range(len(values)))
     return Words(pieces(shown, side), tuple(values), scale, notes, label=side)
+
+
+def cut(whole: Words, room: int) -> Words:
+    """The beginning of a text; what was cut off is marked."""
+    kept: list[Piece] = []
+    for piece in whole.pieces:
+        room -= len(piece.text)
+        if room < 0:
+            return replace(whole, pieces=(*kept, Piece("…")))
+        kept.append(piece)
+    return whole
 
 
 def figures(shown: Explanation) -> tuple[Figures, *tuple[Line, ...]]:
@@ -159,7 +172,7 @@ def pieces(explanation: Explanation, side: Role) -> tuple[Piece, ...]:
     for start, end, index in spans:
         start = max(start, position)  # byte-level tokens share a character: the first of them shows it
         if start < end:
-            found += [Piece(text[position:start]), Piece(text[start:end], index)]
+            found += [Piece(text[position:start]), Piece(text[start:end], index, is_known=not tokens[index].is_unknown)]
             position = end
     found += [Piece(text[position:last]), _unread(text[last:], is_tail=True)]
     return tuple(piece for piece in found if piece.text)

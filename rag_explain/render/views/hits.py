@@ -67,7 +67,9 @@ def _scales(explained: Iterable[Explanation]) -> dict[str, tuple[float, float]]:
 def _notes(explained: Sequence[Explanation], scales: Mapping[str, tuple[float, float]]) -> Section:
     """What holds for all hits, said once."""
     sources = (Line(source, "muted") for source in dict.fromkeys(map(sentences.source, explained)))
-    shares = f"pairs in {sentences.units(explained[0])}, with their share of Σ|pairs|; " if explained else ""
+    shares = (
+        f"pairs in {sentences.units(explained[0])}, with their share of the sum of all |pairs|; " if explained else ""
+    )
     keys = (key(one, shares) for one in explained[:1])
     first = {one.method: one for one in reversed(explained)}
     return Section((*sources, *keys, *(legend(tint, first[method]) for method, (tint, _) in scales.items())))

@@ -70,4 +70,4 @@ def _row(row: Row, chosen: tuple[int, ...], has_others: bool) -> GridRow:
 
 def _cell(meeting: Meeting, rank: int) -> Cell:
     note = "" if meeting.rank is None or meeting.rank == rank else f"without it: rank {meeting.rank:,}"
-    return Cell(one_line(meeting.word, _WORD) if meeting.word else _UNMET, meeting.carried, note)
+    return Cell(one_line(meeting.word, _WORD) if meeting.word else _UNMET, meeting.carried, note, meeting.is_known)
