@@ -225,7 +225,7 @@ def compare_cold_pair(case: Case, query: dict[str, Any], document: dict[str, Any
 def compare_warm_pair(case: Case) -> dict[str, Any]:
     """A new query and a document whose factors are kept, against plain encodes of the same query."""
     explainer = Explainer(case.model, store=Store())
-    explainer.precompute([DOCUMENT], progress=False)
+    explainer.precompute([DOCUMENT], unit="token", progress=False)
 
     def new_query() -> None:
         explainer.close()  # forgets queries; the store was given open and stays so

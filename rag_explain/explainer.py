@@ -137,7 +137,7 @@ class Explainer(ProcessBound):
     ) -> list[Highlights]:
         """Highlights of each document, in the order given: one cotangent each, where pairs take one per query word."""
         passages = many_passages(documents, "highlight_many takes a list of documents: use highlight for one")
-        grain = self.method.grain(unit if unit or self.method.edits else "word")
+        grain = self.method.grain(unit, None if self.method.edits else "word")
         return [
             Highlights.of(one) for one in self._explained(query, passages, grain, ids, whole=self.method.asks_whole)
         ]
@@ -233,7 +233,7 @@ class Explainer(ProcessBound):
             )
         passage = as_passage(document)
         kept = self._planner.kept([passage])[0] if unit is None else None
-        asked: Unit = self.method.grain(unit or self.parts_unit)
+        asked = self.method.grain(unit, self.parts_unit)
         factors = kept or self.factor([passage], unit=asked)[0]
         with self.scorer.computing():
             spans = self.scorer.read((passage,), "document").spans
@@ -258,7 +258,7 @@ class Explainer(ProcessBound):
             raise InvalidInput("precompute takes a list of texts")
         if not self.method.has_factors:
             raise InvalidInput(f"{self.method.name} computes every pair anew: there is nothing to precompute")
-        unit = self.method.grain(unit or ("sentence" if self.method.linear else "token"))
+        unit = self.method.grain(unit, "sentence" if self.method.linear else "token")
         total = len(texts) if isinstance(texts, Sized) else None
         if ids is not None and total is not None:  # refused before anything is computed
             ids = checked_ids(ids, total)

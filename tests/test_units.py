@@ -84,8 +84,20 @@ def test_a_text_that_was_cut_off_ends_where_the_encoder_stopped() -> None:
         np.testing.assert_allclose(grouped.matrix, wanted.matrix, atol=2e-6)
 
 
-def test_units_that_there_are_not_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="'token', 'word' or 'sentence'"):
-        Explainer(tiny("bert")).explain(QUERY, TEXT, unit="page")  # type: ignore[arg-type]  # what is tested
+@pytest.mark.parametrize("unit", ["page", ""])
+def test_units_that_there_are_not_are_refused_everywhere(unit) -> None:
+    explainer = Explainer(tiny("bert"))
+    for call in (
+        lambda: explainer.explain(QUERY, TEXT, unit=unit),
+        lambda: explainer.highlight(QUERY, TEXT, unit=unit),
+        lambda: explainer.factor([TEXT], unit=unit),
+        lambda: explainer.precompute([TEXT], unit=unit, progress=False),
+        lambda: explainer.x_ray(TEXT, unit=unit),
+    ):
+        with pytest.raises(InvalidInput, match="'token', 'word' or 'sentence'"):
+            call()
+
+
+def test_methods_that_choose_among_tokens_are_not_grouped() -> None:
     with pytest.raises(InvalidInput, match="cannot be grouped"):
         Explainer(tiny("bert"), "alignment").factor([TEXT], unit="word")

@@ -156,9 +156,9 @@ class Method(ABC):
         """The document with its best sentences marked, for a method that narrows."""
         return passage
 
-    def grain(self, unit: Unit | None) -> Unit:
-        """The unit to explain in when this one is asked for, or none."""
-        return self.default_unit if unit is None else known_unit(unit)
+    def grain(self, unit: Unit | None, default: Unit | None = None) -> Unit:
+        """The unit to explain in when this one is asked for; when none is, `default`, else the method's own."""
+        return (default or self.default_unit) if unit is None else known_unit(unit)
 
     def check(self) -> None:
         """Refuse the scorer when the method would be wrong on it, or cannot explain a short pair.

@@ -96,9 +96,9 @@ class Occlusion(Method):
     def notices(self) -> tuple[Notice, ...]:
         return (*super().notices, _TOLD)
 
-    def grain(self, unit: Unit | None) -> Unit:
+    def grain(self, unit: Unit | None, default: Unit | None = None) -> Unit:
         """Words are the smallest parts: a text without half a word is no text that people write."""
-        asked = super().grain(unit)
+        asked = super().grain(unit, default)
         return "word" if asked == "token" else asked
 
     def check(self) -> None:

@@ -71,7 +71,7 @@ def test_a_damaged_set_matches_no_model(tmp_path: Path) -> None:
 
 def test_a_model_of_the_same_fingerprint_that_computes_something_else_is_a_miss(tmp_path: Path, monkeypatch) -> None:
     """A digest cannot know everything: here it is made blind altogether, and the probes still tell the models apart."""
-    monkeypatch.setattr("rag_explain.encoder.model.digest", lambda facts, tensors: "0" * 32)
+    monkeypatch.setattr("rag_explain.encoder.shared_model.digest", lambda facts, tensors: "0" * 32)
     one, other = tiny("bert", dtype=torch.float32), tiny("bert", dtype=torch.float32)
     with torch.no_grad():
         next(other.parameters()).mul_(1.5)

@@ -366,6 +366,29 @@ def test_threads_and_async_calls_agree_with_one_by_one() -> None:
                 np.testing.assert_allclose(get_explanation(one).matrix, get_explanation(other).matrix, atol=1e-6)  # type: ignore[union-attr]
 
 
+def test_eight_threads_look_at_every_part_of_the_same_documents() -> None:
+    retriever = ExplainingRetriever(vectorstore=store(), k=3)
+    alone, found = (retriever.invoke(QUERY) for _ in range(2))
+    parts = ("highlights", "evidence", "explanation")
+
+    def look(thread: int) -> dict[str, list[Any]]:
+        brief = [one.hit.brief() for one in found]  # type: ignore[attr-defined]
+        order = parts[thread % 3 :] + parts[: thread % 3]
+        return {part: [getattr(one.hit, part) for one in found] for part in order} | {"brief": brief}  # type: ignore[attr-defined]
+
+    with ThreadPoolExecutor(8) as pool:
+        seen = list(pool.map(look, range(8)))
+    for each in seen:
+        assert each["explanation"] == seen[0]["explanation"]  # the same objects: computed once
+        for at, one in enumerate(alone):
+            hit = one.hit  # type: ignore[attr-defined]
+            assert each["evidence"][at] == hit.evidence
+            values = [span.value for span in each["highlights"][at]]
+            assert values == pytest.approx([span.value for span in hit.highlights], abs=1e-5)
+            np.testing.assert_allclose(each["explanation"][at].matrix, hit.explanation.matrix, atol=1e-5)
+            assert each["brief"][at].score == pytest.approx(hit.brief().score, abs=1e-5)
+
+
 def test_a_tool_hands_the_explanation_to_the_program_and_not_to_the_model() -> None:
     base = store().as_retriever(search_kwargs={"k": 2})
     arguments: dict[str, Any] = {"name": "notes", "description": "notes", "response_format": "content_and_artifact"}
