@@ -60,7 +60,8 @@ class Overview(Viewable):
         reason: why the first hit came first, in one sentence. It is said only where it holds: "because" names words of
             the query that carry nine tenths of its lead over the second hit, "mostly because" half of it.
         margin: that difference, and what of it the named words carry; empty where there is nothing to compare.
-        silent: words of the query that nothing in these hits speaks to; None where that could not be found out.
+        silent: words of the query that nothing in these hits speaks to, and that stand in none of them; None where that
+            could not be found out.
     """
 
     words: tuple[str, ...]
@@ -78,7 +79,10 @@ class Overview(Viewable):
         # A hit of another method or unit has other words: it has no row of cells here.
         same = [one if one is not None and one.query_tokens == words else None for one in shown]
         rows = tuple(_row(hit, one) for hit, one in zip(hits, same, strict=True))
-        silent = _silent(words, rows, itself)
+        silent = unspoken(words, rows, itself)
+        if silent:  # a word that stands there may carry next to nothing, and a reader would find it all the same
+            read = {word for one in same if one is not None for word in _words(_read(one))}
+            silent = tuple(word for word in silent if word.casefold() not in read)
         reason, margin = _first(hits, same, silent or ())
         return cls(tuple(word.label for word in words), rows, reason, margin, silent)
 
@@ -176,14 +180,22 @@ def _common(shown: Explanation, around: Sequence[str]) -> str:
     asked = [one.label for one in shown.query_tokens if has_word(one.label)]
 
     def found(texts: Iterable[str]) -> str:
-        read = {text[start:end].casefold() for text in texts for start, end in word_spans(text)}
+        read = _words(texts)
         return ", ".join(dict.fromkeys(word for word in asked if word.casefold() in read))
 
     where = " in what was read" if "document" in shown.truncated else ""
-    if known := found(one.label for one in shown.document_tokens if one.part == "text"):
+    if known := found(_read(shown)):
         return f"in common: {known}"
     beside = found(around)
     return f"in common only with what was embedded around it: {beside}" if beside else f"no word in common{where}"
+
+
+def _read(shown: Explanation) -> list[str]:
+    return [one.label for one in shown.document_tokens if one.part == "text"]
+
+
+def _words(texts: Iterable[str]) -> set[str]:
+    return {text[start:end].casefold() for text in texts for start, end in word_spans(text)}
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -193,7 +205,7 @@ def _listed(parts: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------- what nothing speaks to
 
 
-def _silent(words: Sequence[Token], rows: Sequence[Row], itself: Explanation | None) -> tuple[str, ...] | None:
+def unspoken(words: Sequence[Token], rows: Sequence[Row], itself: Explanation | None) -> tuple[str, ...] | None:
     """Words that weigh at least their share in the query, and in no hit have a pair near that weight."""
     own = None if itself is None else itself.in_words()
     looked = [row.meetings for row in rows if row.meetings]

@@ -229,6 +229,13 @@ def test_a_word_that_nothing_speaks_to_is_named_and_is_no_reason() -> None:
     assert of(first, spoken, itself=itself).silent == ()
 
 
+def test_a_word_that_stands_in_a_hit_is_not_said_to_be_missed() -> None:
+    itself = pair(QUERY, {("slow", "slow"): 1.0, ("laptop", "laptop"): 1.0}, query=QUERY)
+    hit = pair("a slow notebook", {("laptop", "notebook"): 0.5, ("slow", "slow"): 0.01})
+    assert of(hit, itself=itself).silent == ()
+    assert of(pair("a late notebook", {("laptop", "notebook"): 0.5}), itself=itself).silent == ("slow",)
+
+
 def test_a_word_of_little_weight_is_never_missed() -> None:
     itself = pair(QUERY, {("slow", "slow"): 0.5, ("laptop", "laptop"): 0.5, ("my", "my"): 0.05})
     assert of(FIRST, itself=itself).silent == ()
