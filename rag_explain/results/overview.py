@@ -24,7 +24,7 @@ _NAMED = 3
 _MET = 0.25
 # A word is spoken to where its best pair carries this share of what the word carries in the query itself
 # (`benchmarks/overview.py`).
-SPOKEN = 0.2
+SPOKEN = 0.15
 # Of the difference to the second hit: what a word carries to be named, and what the named words carry together where
 # they are the reason, or most of it.
 _LEAST, _ALL, _MOST = 0.1, 0.9, 0.5
