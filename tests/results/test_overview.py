@@ -220,7 +220,7 @@ def test_words_in_common_are_those_of_what_was_read() -> None:
 def test_a_word_that_nothing_speaks_to_is_named_and_is_no_reason() -> None:
     query = "slow refund"
     itself = pair(query, {("slow", "slow"): 0.4, ("refund", "refund"): 0.6}, query=query)
-    first = pair("sluggish bank", {("slow", "sluggish"): 0.2, ("refund", "bank"): 0.1}, query=query)
+    first = pair("sluggish bank", {("slow", "sluggish"): 0.2, ("refund", "bank"): 0.08}, query=query)
     second = pair("c d", {("slow", "c"): 0.05, ("refund", "d"): 0.02}, query=query)
     found = of(first, second, itself=itself)
     assert found.silent == ("refund",)
