@@ -4,10 +4,10 @@
 
 Each FOLDER holds Cranfield or SciFact; --keep FOLDER keeps embeddings for the next run.
 
-To each query a word is added that is in no document of the collection
-("refund", "violin", ...), and its five nearest documents are looked at. It should be named: the share that is named
-is the first figure. What should not be named is a word of the query that stands in one of these documents: the share
-that is named all the same is the second. Every second query chooses the threshold, the others report.
+To each query a word is added that is in no document of the collection ("refund", "violin", ...), and its five nearest
+documents are looked at. It should be named: the share that is named is the first figure. What should not be named is a
+word of the query that stands in one of these documents: the share that its weight alone would name is the second (the
+overview names none that stands there). Every second query chooses the threshold, the others report.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def table(looked: Sequence[Looked]) -> list[dict[str, Any]]:
         overview.SPOKEN = threshold
         named, there, wrongly, others = 0, 0, 0, 0
         for found, itself, word in looked:
-            silent = overview.Overview.of(found, itself).silent or ()
+            silent = overview.unspoken(itself.query_tokens, overview.Overview.of(found, itself).rows, itself) or ()
             read = {one for hit in found for one in words_of(hit.text or "")}
             present = {one for one in words_of(itself.query or "") if one in read}
             named += word in silent

@@ -1,6 +1,7 @@
 """rag-explain, the command line. Each command is a module that `add` registers; heavy imports happen when it runs."""
 
 import argparse
+import codecs
 import io
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,9 @@ from rag_explain import __version__
 from rag_explain.cli import contrast, demo, doctor, explain, index, log, search, store
 from rag_explain.errors import RagExplainError, first_line
 
+# What this library itself draws with, for a locale that has no more than ASCII.
+_LOOKS_LIKE = {"“": '"', "”": '"', "…": "...", "⋯": "...", "→": "->", "±": "+-", "Σ": "sum ", "✓": "+", "✗": "x"}
+_LOOKS_LIKE |= dict.fromkeys("·–─╍−", "-") | {"━": "="}
 _COMMANDS = (explain, index, search, contrast, demo, doctor, store, log)
 
 
@@ -21,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add(commands)
     arguments = top.parse_args(argv)
     if sys.stdout is not None and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a locale of ASCII shows what it can
+        codecs.register_error("rag_explain", _as_it_can)
+        sys.stdout.reconfigure(errors="rag_explain")
     try:
         code: int = arguments.run(arguments) or 0
         print(end="", flush=True)  # a full disk is known here, and not where Python ends
@@ -40,3 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rag-explain: {arguments.command} failed: {first_line(error)}", file=sys.stderr)
         return 2
     return code
+
+
+def _as_it_can(error: UnicodeError) -> tuple[str, int]:
+    """Something like the characters that a locale does not have; of a text's own, that there is one."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_LOOKS_LIKE.get(one, "?") for one in error.object[error.start : error.end]), error.end

@@ -6,7 +6,7 @@ from typing import Any
 
 from rag_explain.cli.explain import add_model_arguments, make_explainer
 from rag_explain.cli.index import DEFAULT_FOLDER
-from rag_explain.cli.output import add_form_arguments, count, write
+from rag_explain.cli.output import add_form_arguments, count, working, write
 from rag_explain.cli.search import add_stage_arguments, hybrid
 from rag_explain.errors import InvalidInput
 
@@ -41,10 +41,11 @@ def run(arguments: argparse.Namespace) -> None:
     with make_explainer(arguments) as explainer:
         retriever = FaissRetriever.load(arguments.index, explainer)
         staged = hybrid(retriever, arguments)
-        if staged is None:
-            found = retriever.why_not(arguments.query, arguments.wanted, **options, **narrowed)
-        else:
-            found = staged.why_not(arguments.query, arguments.wanted, **options)
+        with working("why not"):
+            if staged is None:
+                found = retriever.why_not(arguments.query, arguments.wanted, **options, **narrowed)
+            else:
+                found = staged.why_not(arguments.query, arguments.wanted, **options)
         write(found, arguments)
 
 

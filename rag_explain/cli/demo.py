@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from rag_explain.cli.explain import add_model_arguments, make_explainer
-from rag_explain.cli.output import write
+from rag_explain.cli.output import working, write
 from rag_explain.cli.search import add_result_arguments, found
 
 _QUERY = "How do bees find their way home?"
@@ -34,13 +34,14 @@ def run(arguments: argparse.Namespace) -> None:
 
     documents = corpus()
     with make_explainer(arguments) as explainer:
-        retriever = FaissRetriever.from_texts(
-            [document["text"] for document in documents],
-            explainer,
-            ids=[document["id"] for document in documents],
-            metadata=[{"topic": document["topic"]} for document in documents],
-            unit=arguments.by,
-        )
+        with working("embedding"):
+            retriever = FaissRetriever.from_texts(
+                [document["text"] for document in documents],
+                explainer,
+                ids=[document["id"] for document in documents],
+                metadata=[{"topic": document["topic"]} for document in documents],
+                unit=arguments.by,
+            )
         write(found(retriever, arguments), arguments)
     if not arguments.json:
         others = " | ".join(f'"{query}"' for query in _OTHERS if query != arguments.query)

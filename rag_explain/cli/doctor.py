@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rag_explain.cli.output import working
 from rag_explain.encoder.loading import DEFAULT_MODEL
 from rag_explain.errors import InvalidInput, RagExplainError
 
@@ -42,9 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         findings = [Finding("device", described(arguments.device))] if arguments.device else []
         try:
-            findings += examine(scorer := resolve(arguments.model, arguments.device))
-            if all(finding.ok for finding in findings):
-                Explainer(scorer).close()  # which refuses what it could not explain
+            with working("measuring"):
+                findings += examine(scorer := resolve(arguments.model, arguments.device))
+                if all(finding.ok for finding in findings):
+                    Explainer(scorer).close()  # which refuses what it could not explain
         except InvalidInput:  # there is no such model
             raise
         except RagExplainError as error:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rag_explain.cli.output import add_output_arguments, write
+from rag_explain.cli.output import add_output_arguments, working, write
 from rag_explain.encoder.loading import DEFAULT_MODEL
 from rag_explain.errors import InvalidInput, in_words
 
@@ -36,7 +36,10 @@ def run(arguments: argparse.Namespace) -> None:
         unit = arguments.by if explainer.method.edits else None
         verb: Any = explainer.evidence if arguments.evidence else partial(explainer.explain, unit=unit)
         verb = explainer.what_if if arguments.what_if else verb
-        write(verb(arguments.query, _read(arguments.document)), arguments)
+        document = _read(arguments.document)
+        with working("explaining"):
+            found = verb(arguments.query, document)
+        write(found, arguments)
 
 
 def _read(document: str) -> str:

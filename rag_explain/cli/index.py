@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rag_explain.cli.explain import add_model_arguments, make_explainer
+from rag_explain.cli.output import working
 from rag_explain.errors import InvalidInput
 
 DEFAULT_FOLDER = Path(".rag-explain")
@@ -40,9 +41,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     if arguments.index.exists() and not arguments.index.is_dir():  # known before anything is embedded
         raise InvalidInput(f"{arguments.index} is a file: give a folder, or a path for a new one, as --index")
-    console = Console(stderr=True)
     documents = [document for path in arguments.paths for document in read_documents(path)]
-    with make_explainer(arguments) as explainer, console.status("embedding"):
+    with make_explainer(arguments) as explainer, working("embedding"):
         texts, ids, metadata = [], [], []
         for document in documents:
             for start, end in chunk_spans(document.text, explainer.scorer.reader, arguments.chunk):
@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
         retriever = FaissRetriever.from_texts(texts, explainer, ids=ids, metadata=metadata)
         folder = Path(arguments.model)
         retriever.save(arguments.index, model=str(folder.resolve()) if folder.is_dir() else None)
-    console.print(f"{len(texts)} chunks of {len(documents)} documents are in {arguments.index}", highlight=False)
+    told = f"{len(texts)} chunks of {len(documents)} documents are in {arguments.index}"
+    Console(stderr=True).print(told, highlight=False)
 
 
 def read_documents(path: Path) -> Iterator[Document]:

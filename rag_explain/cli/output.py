@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import webbrowser
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,13 @@ def add_output_arguments(command: argparse.ArgumentParser, *, top: int) -> None:
     command.add_argument("--by", choices=("word", "sentence", "token"), help=by)
 
 
+def working(what: str) -> AbstractContextManager[object]:
+    """Says what is being done, on the terminal of a person who waits for it."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(what)
+
+
 def write(found: Explanation | Hits | Paged, arguments: argparse.Namespace) -> None:
     """Show what was found in the form that was asked for."""
     from rich.console import Console
@@ -49,7 +57,8 @@ def write(found: Explanation | Hits | Paged, arguments: argparse.Namespace) -> N
     if isinstance(found, Hits) and (arguments.json or arguments.html is not None):
         _load(found, Console(stderr=True))
     if isinstance(found, Hits) and getattr(arguments, "what_if", False):
-        found.load("explanation").load("what_if")
+        with working("what if"):
+            found.load("explanation").load("what_if")
     if arguments.json:
         print(to_json(_plain(found, getattr(arguments, "by", None))))
     elif arguments.html is not None:

@@ -24,7 +24,7 @@ _NAMED = 3
 _MET = 0.25
 # A word is spoken to where its best pair carries this share of what the word carries in the query itself
 # (`benchmarks/overview.py`).
-SPOKEN = 0.2
+SPOKEN = 0.15
 # Of the difference to the second hit: what a word carries to be named, and what the named words carry together where
 # they are the reason, or most of it.
 _LEAST, _ALL, _MOST = 0.1, 0.9, 0.5
@@ -63,7 +63,8 @@ class Overview(Viewable):
         reason: why the first hit came first, in one sentence. It is said only where it holds: "because" names words of
             the query that carry nine tenths of its lead over the second hit, "mostly because" half of it.
         margin: that difference, and what of it the named words carry; empty where there is nothing to compare.
-        silent: words of the query that nothing in these hits speaks to; None where that could not be found out.
+        silent: words of the query that nothing in these hits speaks to, and that stand in none of them; None where that
+            could not be found out.
     """
 
     words: tuple[str, ...]
@@ -81,8 +82,10 @@ class Overview(Viewable):
         # A hit of another method or unit has other words: it has no row of cells here.
         same = [one if one is not None and one.query_tokens == words else None for one in shown]
         rows = tuple(_row(hit, one) for hit, one in zip(hits, same, strict=True))
-        read = {word for one in same if one is not None for word in _read(one)}
-        silent = _silent(words, rows, itself, read)
+        silent = unspoken(words, rows, itself)
+        if silent:  # a word that stands there may carry next to nothing, and a reader would find it all the same
+            read = {word for one in same if one is not None for word in _words(_read(one))}
+            silent = tuple(word for word in silent if word.casefold() not in read)
         reason, margin = _first(hits, same, silent or ())
         return cls(tuple(word.label for word in words), rows, reason, margin, silent)
 
@@ -187,27 +190,27 @@ def _met(word: Token, here: Meeting, there: Meeting, other: str) -> str:
     return f"“{word.label}” met {here.word}{f' more strongly than in {other}' if is_same else ''}"
 
 
-def _read(shown: Explanation) -> set[str]:
-    """The words of the document, as far as it was read."""
-    return _words_of(one.label for one in shown.document_tokens if one.part == "text")
-
-
-def _words_of(texts: Iterable[str]) -> set[str]:
-    return {text[start:end].casefold() for text in texts for start, end in word_spans(text)}
-
-
 def _common(shown: Explanation, around: Sequence[str]) -> str:
     """Which words stand in both texts, as far as they were read; or in what was embedded around the document."""
     asked = [one.label for one in shown.query_tokens if has_word(one.label)]
 
-    def found(words: set[str]) -> str:
-        return ", ".join(dict.fromkeys(word for word in asked if word.casefold() in words))
+    def found(texts: Iterable[str]) -> str:
+        read = _words(texts)
+        return ", ".join(dict.fromkeys(word for word in asked if word.casefold() in read))
 
     where = " in what was read" if "document" in shown.truncated else ""
     if known := found(_read(shown)):
         return f"in common: {known}"
-    beside = found(_words_of(around))
+    beside = found(around)
     return f"in common only with what was embedded around it: {beside}" if beside else f"no word in common{where}"
+
+
+def _read(shown: Explanation) -> list[str]:
+    return [one.label for one in shown.document_tokens if one.part == "text"]
+
+
+def _words(texts: Iterable[str]) -> set[str]:
+    return {text[start:end].casefold() for text in texts for start, end in word_spans(text)}
 
 
 def _listed(parts: Sequence[str]) -> str:
@@ -217,10 +220,8 @@ def _listed(parts: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------- what nothing speaks to
 
 
-def _silent(
-    words: Sequence[Token], rows: Sequence[Row], itself: Explanation | None, read: Collection[str]
-) -> tuple[str, ...] | None:
-    """Words that weigh at least their share in the query, stand in no hit, and have no pair near that weight in one."""
+def unspoken(words: Sequence[Token], rows: Sequence[Row], itself: Explanation | None) -> tuple[str, ...] | None:
+    """Words that weigh at least their share in the query, and in no hit have a pair near that weight."""
     own = None if itself is None else itself.in_words()
     looked = [row.meetings for row in rows if row.meetings]
     if own is None or own.query_tokens != tuple(words) or not own.additive or not looked:
@@ -228,9 +229,5 @@ def _silent(
     weights = own.query_saliency()
     least = float(np.abs(weights).sum()) / len(words)
     best = [max(meetings[i].value for meetings in looked) for i in range(len(words))]
-    silent = (
-        word.label
-        for i, word in enumerate(words)
-        if weights[i] >= least and best[i] < SPOKEN * float(weights[i]) and word.label.casefold() not in read
-    )
-    return tuple(dict.fromkeys(silent))
+    silent = (i for i in range(len(words)) if weights[i] >= least and best[i] < SPOKEN * float(weights[i]))
+    return tuple(dict.fromkeys(words[i].label for i in silent))

@@ -37,17 +37,10 @@ class FaissQuestions(ABC):
     explainer: Explainer
 
     @abstractmethod
-    def search_rows(
-        self,
-        query: str,
-        k: int = 10,
-        explain: ExplainMode | None = None,
-        *,
-        top: int | None = None,
-        filter: Filter | None = None,
-        min_score: float | None = None,
-    ) -> tuple[list[int], Hits]:
-        """What is returned for a query, with the row of each hit."""
+    def _searched(
+        self, queries: Sequence[str], k: int, explain: ExplainMode | None, top: int | None, sieve: Sieve
+    ) -> list[tuple[list[int], Hits]]:
+        """What is returned for each query, with the row of each hit."""
 
     @abstractmethod
     def rows(self) -> dict[int, RetrievedDocument]:
@@ -82,7 +75,7 @@ class FaissQuestions(ABC):
         of all documents, an exact rank is known only if as many as `reencode` may be encoded again.
         """
         sieve = Sieve(filter, min_score, self.index)
-        _, hits = self.search_rows(query, k, filter=filter, min_score=min_score)
+        ((_, hits),) = self._searched([query], k, None, None, sieve)
         return climb(self.asked(query, hits, k, sieve, reencode), id, got)
 
     def asked(self, query: str, hits: Hits, k: int, sieve: Sieve, reencode: int = 0) -> Asked:

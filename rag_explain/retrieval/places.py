@@ -72,12 +72,7 @@ class Places:
 
 
 def placed(
-    explainer: Explainer,
-    query: str,
-    document: str | Passage | None,
-    places: Places | None,
-    key: Hashable,
-    **options: Any,
+    explainer: Explainer, query: str, document: str | Passage, places: Places | None, key: Hashable, **options: Any
 ) -> WhatIf:
     """As `Explainer.what_if`, with the ranks in the index beside the scores."""
     ranking = None if places is None else places.ranking(query)

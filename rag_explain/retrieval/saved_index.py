@@ -60,7 +60,9 @@ def read_index(folder: Path, count: int) -> tuple[Any, dict[int, RetrievedDocume
         index = faiss.read_index(str(folder / _INDEX))
         with (folder / _DOCUMENTS).open(encoding="utf-8") as file:
             rows = dict(_from_dict(json.loads(line)) for line in file)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+    except RuntimeError as error:  # FAISS names a line of its own source
+        raise FormatError(f"the index in {folder} is damaged: FAISS cannot read {_INDEX}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"the index in {folder} is damaged: {first_line(error)}") from error
     if len(rows) != count:
         raise FormatError(f"the index in {folder} is damaged: {len(rows)} of {count} documents")

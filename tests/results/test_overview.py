@@ -220,13 +220,20 @@ def test_words_in_common_are_those_of_what_was_read() -> None:
 def test_a_word_that_nothing_speaks_to_is_named_and_is_no_reason() -> None:
     query = "slow refund"
     itself = pair(query, {("slow", "slow"): 0.4, ("refund", "refund"): 0.6}, query=query)
-    first = pair("sluggish bank", {("slow", "sluggish"): 0.2, ("refund", "bank"): 0.1}, query=query)
+    first = pair("sluggish bank", {("slow", "sluggish"): 0.2, ("refund", "bank"): 0.08}, query=query)
     second = pair("c d", {("slow", "c"): 0.05, ("refund", "d"): 0.02}, query=query)
     found = of(first, second, itself=itself)
     assert found.silent == ("refund",)
     assert "refund" not in found.reason
     spoken = pair("reimbursement d", {("refund", "reimbursement"): 0.13}, query=query)
     assert of(first, spoken, itself=itself).silent == ()
+
+
+def test_a_word_that_stands_in_a_hit_is_not_said_to_be_missed() -> None:
+    itself = pair(QUERY, {("slow", "slow"): 1.0, ("laptop", "laptop"): 1.0}, query=QUERY)
+    hit = pair("a slow notebook", {("laptop", "notebook"): 0.5, ("slow", "slow"): 0.01})
+    assert of(hit, itself=itself).silent == ()
+    assert of(pair("a late notebook", {("laptop", "notebook"): 0.5}), itself=itself).silent == ("slow",)
 
 
 def test_a_word_of_little_weight_is_never_missed() -> None:

@@ -114,7 +114,8 @@ def test_why_not_tells_what_each_stage_made_of_a_document_that_was_not_returned(
     assert lower.reason.text.startswith(f"it was returned, at rank 2, after {first.id} at rank 1: BM25")
     assert lower.contrast.stages
     assert hybrid.why_not(QUERY, first.id, k=2).reason.text == "it was returned, at rank 1"
-    assert "BM25" in str(found)
+    for shown in (str(found), found.to_html(), found._repr_html_(), json.dumps(found.to_dict())):
+        assert "HybridRetriever has it at rank" in " ".join(shown.split())
 
 
 def test_why_not_of_what_no_search_brought_and_of_what_the_reranker_never_read():
