@@ -97,7 +97,7 @@ def _doubts(shown: Explanation, positive: float, negative: float, no_word: float
     if left_over and is_cosine and shown.score < _APPROXIMATE:
         yield f"rough at a score below {_APPROXIMATE}"
     if no_word is not None and no_word > _NO_WORD:
-        yield f"{no_word:.0%} of all values belongs to no word"
+        yield f"{no_word:.0%} of all values belongs to no {'sentence' if shown.unit == 'sentence' else 'word'}"
 
 
 def _context(shown: Explanation) -> Iterator[str]:

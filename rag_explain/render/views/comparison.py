@@ -56,10 +56,8 @@ def _real(comparison: Comparison) -> tuple[Block, ...]:
         for lost, loss in strongest
     )
     table = Table((Column("without"), Column("of"), *(Column(title, is_number=True) for title in titles)), tuple(rows))
-    meaning = (
-        f"real: rank correlation of what parts carry with what the score loses without them ({len(known)} tried), "
-        "the largest of which are here"
-    )
+    meaning = "real: rank correlation of what parts carry with what the score loses without them"
+    meaning += f" ({len(known)} tried; the largest losses are below)"
     return Line(meaning, "muted"), table
 
 
