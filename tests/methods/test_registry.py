@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,6 +28,18 @@ def test_every_method_explains_and_says_whether_it_adds_up(name: str) -> None:
     if explainer.method.additive:
         assert abs(explanation.gap or 0.0) < 3e-3
     assert explanation.settings == explainer.method.settings
+
+
+SYMMETRIC = ("bilrp", "hxp", "ij", "ij-exact", "pooled", "bti", "embeddings", "gradient", "integrated-gradients")
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SYMMETRIC), ("alignment", {"score": "f1"})])
+def test_texts_that_change_places_turn_the_matrix_over(name: str, options: dict[str, Any]) -> None:
+    explainer = Explainer(tiny("bert"), name, **options)
+    for query, document in ((QUERY, DOCUMENT), ("cat", DOCUMENT), ("the the the the", "the")):
+        one, other = explainer.explain(query, document), explainer.explain(document, query)
+        assert one.score == pytest.approx(other.score, abs=1e-6)
+        np.testing.assert_allclose(one.matrix, other.matrix.T, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
