@@ -20,7 +20,7 @@ LAYERS = """
     results.notices results.serialization results.readonly results.metric results.display
     results.deferred results.links results.spans results.terms results.trust results.explanation results.stages
     results.highlights results.evidence results.contrast results.comparison
-    results.why_not results.what_if results.x_ray results.calibration results.overview results.hits
+    results.why_not results.what_if results.x_ray results.calibration results.overview results.documents results.hits
     results.precomputed results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.towers encoder.reading encoder.chunking encoder.identity encoder.working_copy
@@ -52,7 +52,7 @@ LAYERS = """
     log.writer log.lookup log.runs log.states log.verify log.diff log
     render.sentences render.palette render.blocks
     render.views.explanation render.views.overview render.views.highlights render.views.stages render.views.hits
-    render.views.contrast render.views.comparison render.views.evidence render.views.what_if render.views.why_not
+    render.views.documents render.views.contrast render.views.comparison render.views.evidence render.views.what_if render.views.why_not
     render.views.x_ray render.views.calibration render.views
     render.terminal render.notebook render.page render.plot render
     cli.output cli.explain cli.index cli.search cli.contrast cli.demo cli.doctor cli.store cli.log cli __main__

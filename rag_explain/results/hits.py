@@ -11,6 +11,7 @@ from rag_explain.results.calibration import Calibration
 from rag_explain.results.contrast import Contrast, stage_differences
 from rag_explain.results.deferred import Deferred, Parts, Status, load
 from rag_explain.results.display import Displayable
+from rag_explain.results.documents import Documents
 from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.highlights import Highlights
@@ -241,6 +242,10 @@ class Hits(tuple[Hit, ...], Displayable):
         self.load()
         explained = next((hit for hit in self if hit.explanation is not None), None)
         return Overview.of(self, None if explained is None else explained._part("itself").get())
+
+    def by_document(self) -> Documents:
+        """The chunks of each document together, in its order, with their places in it as far as metadata tell."""
+        return Documents.of(self)
 
     def __str__(self) -> str:
         """One line per hit, and whether it is explained: printing computes nothing."""

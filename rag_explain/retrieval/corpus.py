@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rag_explain.results.documents import OWNERS
 from rag_explain.results.metric import SCALE_FREE, Metric
 from rag_explain.retrieval.engines import TOLERANCE, Engine, Kept
 from rag_explain.retrieval.search import RetrievedDocument
@@ -30,8 +31,6 @@ _UNIT, _EQUAL = 1e-3, 1e-6
 _PAGE = 500  # vectors that an engine is asked for at once
 # How many documents are listed and compared for one question.
 MOST = 100_000
-# In what metadata frameworks and people write down which document a chunk is of.
-_OWNERS = ("doc_id", "document_id", "ref_doc_id", "parent_id", "source_id", "file_path", "source")
 
 
 class Entry(NamedTuple):
@@ -206,7 +205,7 @@ def similarities(explainer: Explainer, query: Vector, documents: Any) -> NDArray
 
 def owners(document: RetrievedDocument) -> list[Any]:
     """What the metadata of a chunk call the document that it is of."""
-    return [document.metadata[name] for name in _OWNERS if document.metadata.get(name) is not None]
+    return [document.metadata[name] for name in OWNERS if document.metadata.get(name) is not None]
 
 
 def text_of(document: RetrievedDocument) -> str | None:

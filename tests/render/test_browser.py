@@ -17,6 +17,7 @@ import pytest
 from rag_explain.render import sentences
 from rag_explain.render.page import write_page
 from rag_explain.results.calibration import Calibration
+from rag_explain.results.comparison import Compared, Comparison
 from rag_explain.results.contrast import Contrast
 from rag_explain.results.deferred import Deferred, Parts
 from rag_explain.results.hits import Hits
@@ -679,7 +680,10 @@ def answers(text: str) -> dict[str, Any]:
     changes = (Change(text, "query", "without", ((0, 1),), 0.2, 7, 0.1, 0.5),)
     span = (ValuedSpan(text, 0, len(text), 0.5),)
     levels = (0.0, 0.99, 1.0)
+    compared = Comparison.of([Compared(text, contrast.wanted, 0.1), Compared("bti", None, 0.1, text)])
     return {
+        "comparison": compared,
+        "documents": Hits(replace(hit, metadata={"source": text, "start_index": 3}) for hit in hits()).by_document(),
         "why not": WhyNot(
             query=text, wanted=text, got=text, rungs=rungs, rank=7, k=3, contrast=contrast,
             suggestions=(Suggestion(text, 1),),
@@ -694,7 +698,7 @@ def answers(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("width", [360, 768, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("question", ["why not", "what if", "x-ray", "calibration"])
+@pytest.mark.parametrize("question", ["why not", "what if", "x-ray", "calibration", "comparison", "documents"])
 def test_the_page_of_an_answer_fits_and_is_accessible(show: Open, question: str, scheme: str, width: int) -> None:
     html = answers(DOCUMENT)[question].to_html()
     page = show(html, width=width, scheme=scheme, bypass_csp=True)  # the checker is a script that it would refuse

@@ -236,6 +236,28 @@ def test_a_word_that_stands_in_a_hit_is_not_said_to_be_missed() -> None:
     assert of(pair("a late notebook", {("laptop", "notebook"): 0.5}), itself=itself).silent == ("slow",)
 
 
+def test_cells_and_what_no_word_carries_sum_to_the_score() -> None:
+    """The naive sum leaves out what a word of the query carries with no word of the document."""
+    one = pair("a sluggish notebook", {("slow", "sluggish"): 0.3}, rest=0.1)
+    matrix = one.matrix.copy()
+    matrix[3, -1] = 0.05  # slow, with no word
+    one = replace(one, matrix=matrix, score=one.score + 0.05)
+    (row,) = of(one).rows
+    assert row.unattributed is not None
+    assert sum(met.carried for met in row.meetings) + row.unattributed == pytest.approx(one.score, abs=1e-6)
+    assert row.meetings[3].carried == pytest.approx(float(one.query_saliency()[3]))
+
+
+def test_the_line_where_background_begins_is_drawn_above_the_hits_below_it() -> None:
+    overview = of(FIRST, pair("a b", {("slow", "a"): 0.1}), pair("c d", {("slow", "c"): 0.05}))
+    rows = tuple(replace(row, standing=share) for row, share in zip(overview.rows, (0.999, 0.5, 0.4), strict=True))
+    said = "background begins here"
+    html = draw_notebook(view_of(replace(overview, rows=rows)))
+    assert html.count(said) == 1
+    assert html.index(">a<") < html.index(said) < html.index(">b<")
+    assert said not in draw_notebook(view_of(overview))
+
+
 def test_a_word_of_little_weight_is_never_missed() -> None:
     itself = pair(QUERY, {("slow", "slow"): 0.5, ("laptop", "laptop"): 0.5, ("my", "my"): 0.05})
     assert of(FIRST, itself=itself).silent == ()

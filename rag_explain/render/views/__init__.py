@@ -7,6 +7,7 @@ from rag_explain.render.blocks import View
 from rag_explain.render.views.calibration import calibration_view
 from rag_explain.render.views.comparison import comparison_view
 from rag_explain.render.views.contrast import contrast_view
+from rag_explain.render.views.documents import documents_view
 from rag_explain.render.views.evidence import evidence_view
 from rag_explain.render.views.explanation import explanation_view
 from rag_explain.render.views.highlights import highlights_view
@@ -18,6 +19,7 @@ from rag_explain.render.views.x_ray import x_ray_view
 from rag_explain.results.calibration import Calibration
 from rag_explain.results.comparison import Comparison
 from rag_explain.results.contrast import Contrast
+from rag_explain.results.documents import Documents
 from rag_explain.results.evidence import Evidence
 from rag_explain.results.explanation import Explanation
 from rag_explain.results.highlights import Highlights
@@ -36,6 +38,7 @@ _VIEWS: dict[type[Any], Callable[..., View]] = {
     Evidence: evidence_view,
     Highlights: highlights_view,
     Overview: overview_view,
+    Documents: documents_view,
     Calibration: calibration_view,
     WhatIf: what_if_view,
     WhyNot: why_not_view,
