@@ -53,7 +53,8 @@ LAYERS = """
     log.writer log.lookup log.runs log.states log.verify log.diff log
     render.sentences render.palette render.blocks
     render.views.explanation render.views.overview render.views.highlights render.views.stages render.views.hits
-    render.views.documents render.views.contrast render.views.comparison render.views.evidence render.views.what_if render.views.why_not
+    render.views.documents render.views.contrast render.views.comparison render.views.evidence
+    render.views.what_if render.views.why_not
     render.views.x_ray render.views.calibration render.views
     render.terminal render.notebook render.page render.plot render
     cli.output cli.explain cli.index cli.search cli.contrast cli.demo cli.doctor cli.store cli.log cli __main__
