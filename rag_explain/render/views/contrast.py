@@ -119,7 +119,8 @@ def _met(one: Explanation) -> dict[str, str]:
 
 
 def _table(items: Sequence[Difference], title: str) -> Table:
-    columns = Column(title, width=48), *(Column(name, is_number=True) for name in ("wanted", "got", "got - wanted"))
+    sides = (Column(side, is_number=True, is_spare=True) for side in ("wanted", "got"))
+    columns = Column(title, width=48), *sides, Column("got - wanted", is_number=True)
     cells = ((_label(one), _known(one.wanted), _known(one.got), number(one.value)) for one in items)
     return Table(columns, tuple(cells))
 

@@ -52,4 +52,6 @@ def _chunk(hit: Hit, scale: float, above: int) -> Iterator[Block]:
         if above < len(piece.text):
             kept.append(replace(piece, text=piece.text[above:]))
         above = max(0, above - len(piece.text))
-    yield from (*unread(shown, "document"), replace(tinted, pieces=tuple(kept)), *warnings(shown))
+    yield from unread(shown, "document")
+    yield replace(tinted, pieces=tuple(kept))
+    yield from warnings(shown)

@@ -10,7 +10,9 @@ from rag_explain.results.what_if import Change, WhatIf
 from rag_explain.texts.tokens import Role
 
 _SHOWN = 280  # characters of the document
-_NUMBERS = tuple(Column(name, is_number=True) for name in ("carries", "real", "score", "rank"))
+_NUMBERS = tuple(
+    Column(name, is_number=True, is_spare=name == "score") for name in ("carries", "real", "score", "rank")
+)
 _SIDES: tuple[Role, ...] = ("query", "document")
 _NONE = "–"
 
