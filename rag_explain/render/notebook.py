@@ -123,8 +123,8 @@ def _table(target: ET.Element, table: Table) -> None:
     styles = [_NUMBER if column.is_number else _CELL for column in table.columns]
     head = _add(drawn, "tr", "background:none")
     for column, style in zip(table.columns, styles, strict=True):
-        cell = _add(head, "th" if column.title else "td", f"{style};font-weight:400;opacity:.7", column.title)
-        cell.attrib |= {"scope": "col"} if column.title else {}
+        named = _add(head, "th" if column.title else "td", f"{style};font-weight:400;opacity:.7", column.title)
+        named.attrib |= {"scope": "col"} if column.title else {}
     if table.bars:
         _add(head, "td", _CELL)
     for at, cells in enumerate(table.rows):
