@@ -108,6 +108,7 @@ class Glance:
         self._alike = [(own, key, plain(value)) for own, key, value in lasting if not is_data(value)]
         hooks = [own for module in model.modules() for own in forward_hooks(module)]
         self._hooks, self._hooks_made = [(own, list(own.values())) for own in hooks], hooks_made()
+        self._hooked = [one for one in self._hooks if one[1]]
         self._sized: list[dict[Any, Any]] = [*(module.__dict__ for module in others), *inside]
         self._sizes = list(map(len, self._sized))
         self._ordered = [own for module in model.modules() if len(own := parts(module)[2]) > 1]
@@ -141,7 +142,7 @@ class Glance:
     def _has_other_hooks(self) -> bool:
         """Modules without hooks are looked at only where some hook was made since."""
         made = hooks_made()
-        looked_at = self._hooks if made != self._hooks_made else [one for one in self._hooks if one[1]]
+        looked_at = self._hooks if made != self._hooks_made else self._hooked
         is_other = any(list(own.values()) != hooks for own, hooks in looked_at)
         if not is_other:  # else it is refused, and must be the next time too
             self._hooks_made = made

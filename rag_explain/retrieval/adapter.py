@@ -165,7 +165,7 @@ class HitExplainer(ProcessBound):
         if search.diversity is not None and stages is None and wanted:
             chosen = diversified(search, query, documents, handles)
             stages = lambda index, handle: chosen[index]  # noqa: E731
-        return Hits(_staged(search.name, made, inner, stages))
+        return Hits(_staged(search.name, made, inner, None if mode == "off" else stages))
 
     async def ahits(
         self, query: str, found: Iterable[RetrievedDocument], explain: ExplainMode | None = None, **options: Any

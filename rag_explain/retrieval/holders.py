@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _DEPTH = 4  # the holder itself, what it keeps, and two steps further
 _SMALL = 32  # entries of a list or dictionary that are looked at one by one; larger ones are no settings
+_ATOMS = frozenset((str, bytes, int, float, bool, type(None)))
 _PLAIN = (type, ModuleType, str, bytes, int, float, list, tuple, dict, set)
 
 
@@ -51,10 +52,14 @@ def inside(holder: object, is_wanted: Callable[[object], bool], passed: tuple[ty
     while level:
         fresh = {id(one): one for one in level if id(one) not in seen}
         seen |= fresh
-        found += filter(is_wanted, fresh.values())
-        held = [value for one in fresh.values() if not is_wanted(one) for value in _held(one, is_kept)]
-        further = (value for one in held if not is_kept(one) for value in _held(one, is_kept))
-        level = [value for value in (*held, *further) if is_kept(value)]
+        kept, others = list[object](), list[object]()
+        for one in fresh.values():
+            if is_wanted(one):
+                found.append(one)
+                continue
+            for value in _held(one, is_kept):
+                (kept if is_kept(value) else others).append(value)
+        level = kept + [value for one in others for value in _held(one, is_kept) if is_kept(value)]
     return found
 
 
@@ -70,6 +75,8 @@ def _held(holder: object, is_kept: Callable[[object], bool]) -> list[object]:
     """What an object keeps in attributes; entries of lists and dictionaries, of long ones if the first is wanted."""
     values = list[object]()
     for value in attributes(holder).values():
+        if type(value) in _ATOMS:  # most are
+            continue
         if not isinstance(value, (list, tuple, dict)):
             values.append(value)
             continue
@@ -130,15 +137,16 @@ def attributes(holder: object) -> dict[str, object]:
     if isinstance(holder, _PLAIN):
         return {}
     kind: Any = type(holder)
-    slots = {name: getattr(holder, name, None) for name in _slots(kind)}
-    private = getattr(holder, "__pydantic_private__", None) or {}
-    kept = {**slots, **getattr(holder, "__dict__", {}), **private}
-    return {name: value for name, value in kept.items() if not (name.startswith("__") and name.endswith("__"))}
+    kept = {name: getattr(holder, name, None) for name in _slots(kind)}
+    kept |= getattr(holder, "__dict__", {})
+    kept |= getattr(holder, "__pydantic_private__", None) or {}
+    return {name: value for name, value in kept.items() if not name[:2] == "__" == name[-2:]}
 
 
 @lru_cache(maxsize=1024)
 def _slots(kind: type) -> tuple[str, ...]:
-    return tuple(name for one in kind.__mro__ for name in getattr(one, "__slots__", ()))
+    names = (name for one in kind.__mro__ for name in getattr(one, "__slots__", ()))
+    return tuple(name for name in names if not name[:2] == "__" == name[-2:])
 
 
 def _replaced(holder: object, model: object, other: object, depth: int) -> Any:

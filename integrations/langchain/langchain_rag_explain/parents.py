@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from langchain_core.documents import Document
@@ -27,7 +28,12 @@ _SEARCHES = ("similarity_search", "similarity_search_with_relevance_scores", "ma
 def finds_chunks(retriever: BaseRetriever | None) -> bool:
     """Whether a retriever returns the documents of the chunks that it finds; one with a search of its own may not."""
     methods = (getattr(type(retriever), name, None) for name in ("_get_relevant_documents", "_aget_relevant_documents"))
-    return all(method is not None and inspect.unwrap(method).__module__.endswith(_HOME) for method in methods)
+    return all(method is not None and _is_at_home(method) for method in methods)
+
+
+@lru_cache(maxsize=64)
+def _is_at_home(method: Any) -> bool:
+    return str(inspect.unwrap(method).__module__).endswith(_HOME)
 
 
 def tells_chunk_scores(retriever: Any) -> bool:

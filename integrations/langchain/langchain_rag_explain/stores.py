@@ -60,6 +60,8 @@ class InMemoryEngine(Engine):
 
 def engine_of_store(store: VectorStore | None, known: Engine | None = None) -> Engine | None:
     """What searches for a store, where it is known; `known` is what did last time."""
+    if store is None:
+        return None
     if isinstance(store, InMemoryVectorStore):
         return InMemoryEngine(store)
     store = searching_store(store)

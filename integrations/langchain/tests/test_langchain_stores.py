@@ -106,6 +106,9 @@ def test_the_legs_that_qdrant_fuses_are_asked_for_where_that_is_wanted(number: i
             assert dense.score == pytest.approx(document.explanation.score, abs=1e-5)
         assert letters_leg.explanation is None
     assert sparse.asked == before + 2  # once for all of them
+    for document in ExplainingRetriever(**given, ask_legs=True).invoke(QUERY, explain="off"):
+        assert [stage.kind for stage in document.hit.stages] == ["search"]
+    assert sparse.asked == before + 3
 
 
 def test_legs_of_an_unknown_fusion_or_a_changed_store_are_shown_without_contributions(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def engine_of_retriever(base: BaseRetriever, known: Engine | None = None) -> Eng
 
 
 def _engine_of_store(store: object, index: BaseIndex[Any] | None, known: Engine | None = None) -> Engine | None:
+    if store is None:
+        return None
     if isinstance(store, SimpleVectorStore):
         return SimpleEngine(store)
     return engine_of(store, _postgres_place(store) or _place(store, index), known)
