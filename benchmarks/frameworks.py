@@ -2,10 +2,10 @@
 
 The retriever that the user has and the same one wrapped take turns over the demo corpus. Query vectors are kept, so
 that the call is a millisecond of the framework's own work and what the wrapper adds can be seen beside it; the wrapper
-finds the model in the embeddings all the same. Figures are medians of milliseconds per call. Fails when explanations
-that are off cost a millisecond, or two where they are lazy and not looked at.
+finds the model in the embeddings all the same. Figures are the least milliseconds of processor time that a call took.
+Fails when explanations that are off cost a millisecond, or two where they are lazy and not looked at.
 
-Then BM25 and vectors, fused, the query embedded in each call: the least milliseconds of processor time, of a retriever
+Then BM25 and vectors, fused, the query embedded in each call, of a retriever
 
   bare    as it is
   glance  a glance at the model by itself, after an encoding: some two thousand objects, which are not in the
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 import warnings
@@ -238,18 +237,6 @@ def fastest(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
     return {name: min(values) for name, values in taken.items()}
 
 
-def measure(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Medians in milliseconds of calls that take turns."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 5):
-        for name, call in ways.items():
-            start = time.perf_counter()
-            call()
-            if turn >= 5:
-                taken[name].append(1000 * (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in taken.items()}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
@@ -259,7 +246,7 @@ def main() -> int:
     assert isinstance(model, SentenceTransformer)
     result: dict[str, dict[str, float]] = {}
     for name, make in (("LangChain", langchain), ("LlamaIndex", llama_index)):
-        times = result[name] = measure(make(model), arguments.rounds)
+        times = result[name] = fastest(make(model), arguments.rounds)
         print(
             f"{name}: bare {times['bare']:.2f} ms, explanations off {times['off'] - times['bare']:+.2f} ms, "
             f"lazy and not looked at {times['lazy'] - times['bare']:+.2f} ms"
