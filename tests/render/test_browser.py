@@ -435,6 +435,8 @@ def test_the_strongest_tint_keeps_its_text_legible(show: Open, scheme: str) -> N
 @looks
 def test_nothing_jumps_when_long_documents_are_explored(show: Open, look: dict[str, Any]) -> None:
     page = show(write_page([explain(document=LONG), explain(document=LONG, method="ij")]), **{"height": 700} | look)
+    for fold in page.locator(".fold").all():
+        fold.click()
     # From the top: what sticks has its place by how far the page is scrolled. The status is one line, whatever it says.
     places = """(scrollTo(0, 0), [...document.querySelectorAll('.status, .card, .pairs, .text, .grid')]
         .map((node) => `${node.offsetTop}:${node.offsetHeight}`).join())"""
