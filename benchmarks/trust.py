@@ -33,7 +33,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "pooled": {"method": "pooled"},
     "ij": {"method": "ij"},
 }
-KINDS = {"cancels": "cancels", "above any score": "more than", "no word": "no word", "references": "references'"}
+KINDS = {
+    "cancels": "cancels",
+    "above any score": "more than",
+    "no word": "no word",
+    "references": "references'",
+    "not": "hardly counts",
+}
 RESULT = Path(__file__).parent / "results" / "trust.json"
 
 

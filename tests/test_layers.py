@@ -24,9 +24,8 @@ LAYERS = """
     results.precomputed results.plan results
     factors pairing types
     encoder.batch encoder.unread encoder.towers encoder.reading encoder.chunking encoder.identity encoder.working_copy
-    encoder.probing encoder.watch encoder.pair_reading
-    encoder.reference encoder.loading encoder.model encoder.cross_encoder encoder.static encoder.sparse
-    encoder.sparse_static encoder shifted
+    encoder.probing encoder.watch encoder.pair_reading encoder.reference encoder.loading encoder.shared_model
+    encoder.model encoder.cross_encoder encoder.static encoder.sparse encoder.sparse_static encoder shifted
     linear.rules linear.identity linear.owners linear.workspace linear.operations linear.rearrangements
     linear.entering linear.early_pooling linear.affine_map linear.registry linear.tape linear.recorder
     linear.handlers.shapes linear.handlers.pointwise linear.handlers.arithmetic linear.handlers.norms
@@ -43,8 +42,8 @@ LAYERS = """
     retrieval.holders retrieval.usage retrieval.engines.base retrieval.engines.chroma retrieval.engines.faiss
     retrieval.engines.lancedb retrieval.engines.milvus retrieval.engines.postgres retrieval.engines.pgvector
     retrieval.engines.qdrant
-    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.sharing retrieval.legs
-    retrieval.nested retrieval.mmr retrieval.search retrieval.truth
+    retrieval.engines retrieval.fusion retrieval.stages retrieval.trace retrieval.hidden retrieval.sharing
+    retrieval.legs retrieval.nested retrieval.mmr retrieval.search retrieval.truth
     retrieval.corpus retrieval.places retrieval.hit_questions retrieval.background retrieval.black_box
     retrieval.looks retrieval.adapter retrieval.saved_index
     retrieval.asked retrieval.ladder retrieval.store_questions retrieval.faiss_rows retrieval.faiss_questions
@@ -53,8 +52,8 @@ LAYERS = """
     log.writer log.lookup log.runs log.states log.verify log.diff log
     render.sentences render.palette render.blocks
     render.views.explanation render.views.overview render.views.highlights render.views.stages render.views.hits
-    render.views.documents render.views.contrast render.views.comparison render.views.evidence
-    render.views.what_if render.views.why_not
+    render.views.documents render.views.contrast render.views.comparison
+    render.views.evidence render.views.what_if render.views.why_not
     render.views.x_ray render.views.calibration render.views
     render.terminal render.notebook render.page render.plot render
     cli.output cli.explain cli.index cli.search cli.contrast cli.demo cli.doctor cli.store cli.log cli __main__

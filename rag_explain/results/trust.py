@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rag_explain.results.notices import KEPT_PAIRS
+from rag_explain.texts.segments import sentence_spans
 from rag_explain.texts.tokens import Token
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ _CANCELS = 1 / 4
 _NO_WORD = 1 / 4
 # A reference similarity that is no longer small, and the score below which approximate attributions were not trusted.
 _REFERENCE, _APPROXIMATE = 0.1, 0.5
+# English words that turn a statement around, and the share of what the strongest word of their sentence carries below
+# which they hardly count. The terms of an index carry nothing wherever they were not asked for.
+_NEGATIONS = ("not", "no", "never", "cannot", "without", "neither", "nor")
+_HARDLY, _OF_TERMS = 0.1, "terms"
 # Methods whose pairs are of last-layer vectors. Others say by their layer where they look.
 _LAST_LAYER = ("pooled", "alignment", "bti")
 
@@ -98,6 +103,25 @@ def _doubts(shown: Explanation, positive: float, negative: float, no_word: float
         yield f"rough at a score below {_APPROXIMATE}"
     if no_word is not None and no_word > _NO_WORD:
         yield f"{no_word:.0%} of all values belongs to no {'sentence' if shown.unit == 'sentence' else 'word'}"
+    if shown.document is not None and shown.unit == "word" and shown.method != _OF_TERMS:
+        yield from _passed_over(shown.document, shown.document_tokens, shown.document_saliency())
+
+
+def _passed_over(document: str, tokens: tuple[Token, ...], values: NDArray[np.float32]) -> Iterator[str]:
+    """A "not" that hardly counts, in the sentence of the word that carries most: the opposite would score alike."""
+    strongest = int(np.abs(values).argmax()) if len(values) else 0
+    for start, end in sentence_spans(document) if len(values) else ():
+        if start <= tokens[strongest].start < end:
+            limit = _HARDLY * abs(float(values[strongest]))
+            for one, value in zip(tokens, values.tolist(), strict=True):
+                if start <= one.start < end and _negates(one) and abs(value) < limit:
+                    yield f"“{one.label}” hardly counts ({value:+.4f} beside {tokens[strongest].label})"
+                    return
+
+
+def _negates(token: Token) -> bool:
+    word = token.label.casefold()
+    return token.part == "text" and (word in _NEGATIONS or word.endswith(("n't", "n’t")))
 
 
 def _context(shown: Explanation) -> Iterator[str]:

@@ -145,7 +145,8 @@ def attributes(holder: object) -> dict[str, object]:
 
 @lru_cache(maxsize=1024)
 def _slots(kind: type) -> tuple[str, ...]:
-    names = (name for one in kind.__mro__ for name in getattr(one, "__slots__", ()))
+    told = (one.__dict__.get("__slots__", ()) for one in kind.__mro__)
+    names = (name for slots in told for name in ((slots,) if isinstance(slots, str) else slots))
     return tuple(name for name in names if not name[:2] == "__" == name[-2:])
 
 

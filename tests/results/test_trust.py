@@ -18,6 +18,7 @@ from rag_explain.results.contrast import Contrast
 from rag_explain.results.deferred import Deferred
 from rag_explain.results.hits import Hits
 from rag_explain.results.trust import Trust
+from rag_explain.texts.segments import word_spans
 from rag_explain.texts.tokens import Token
 from tests.support.models import TEXTS, static, tiny
 from tests.support.samples import explain
@@ -52,6 +53,36 @@ def test_values_that_cancel_are_said_to() -> None:
     assert made([[0.5, 0.05], [0, -0.35]]).trust.doubts == (CANCELS,)
     assert made([[0.6, 0.05], [0, -0.35]]).trust.doubts == ()
     assert sentences.trust(made([[0.5, 0.05], [0, -0.35]])) == f"Trust: pairs +0.55 -0.35; {CANCELS}"
+
+
+def test_a_not_that_hardly_counts_beside_the_strongest_word_is_named() -> None:
+    def doubts(text: str, carried: dict[str, float]) -> tuple[str, ...]:
+        tokens = tuple(Token(text[a:b], a, b) for a, b in word_spans(text))
+        matrix = np.zeros((2, len(tokens) + 1), np.float32)
+        matrix[0, :-1] = [carried.get(token.text, 0.0) for token in tokens]
+        return replace(
+            made([[0, 0], [0, 0]]), query="heal", query_tokens=(Token("heal", 0, 4),), document=text,
+            document_tokens=tokens, matrix=matrix, score=float(matrix.sum()), unit="word",
+        ).trust.doubts  # fmt: skip
+
+    said = ("“not” hardly counts (+0.0100 beside heal)",)
+    assert doubts("it does not heal", {"heal": 0.5, "not": 0.01}) == said
+    assert doubts("it does not heal", {"heal": 0.5, "not": -0.06}) == ()  # more than a tenth
+    assert doubts("it does heal", {"heal": 0.5}) == ()
+    assert doubts("It heals. Do not sit.", {"heals": 0.5}) == ()  # another sentence
+    assert doubts("It won't heal.", {"heal": 0.5}) == ("“won't” hardly counts (+0.0000 beside heal)",)
+
+
+@pytest.mark.slow
+def test_a_real_encoder_reads_over_not() -> None:
+    with Explainer("all-MiniLM-L6-v2") as explainer:
+        asked = "Does the drug work against migraine?"
+        works, fails = explainer.explain_many(
+            asked, [f"The drug {it} against migraine." for it in ("works", "does not work")]
+        )
+    assert fails.score > 0.85
+    assert works.trust.doubts == ()
+    assert [doubt for doubt in fails.trust.doubts if doubt.startswith("“not” hardly counts")]
 
 
 def test_positive_values_above_any_score_are_said_to_be() -> None:
