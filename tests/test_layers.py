@@ -55,7 +55,7 @@ LAYERS = """
     render.views.documents render.views.contrast render.views.comparison
     render.views.evidence render.views.what_if render.views.why_not
     render.views.x_ray render.views.calibration render.views
-    render.terminal render.notebook render.page render.plot render
+    render.terminal render.notebook render.page render.figure render.plot render
     cli.output cli.explain cli.index cli.search cli.contrast cli.demo cli.doctor cli.store cli.log cli __main__
 """
 ORDER = LAYERS.split()

@@ -45,7 +45,7 @@ def plot(explanation: Explanation, kind: Kind = "heatmap", path: str | Path | No
     if kind not in ("heatmap", "connections"):
         raise InvalidInput(f"there is no figure {kind!r}: use 'heatmap' or 'connections'")
     mpl = import_extra("matplotlib", "matplotlib", "plot")
-    from matplotlib.figure import Figure
+    from rag_explain.render.figure import NotebookFigure
 
     shown = in_unit(explanation)
     if shown.unit == "word" and shown.can_be_grouped and len(shown.document_tokens) > _COLUMNS:
@@ -53,7 +53,7 @@ def plot(explanation: Explanation, kind: Kind = "heatmap", path: str | Path | No
     if not shown.pairs.size:
         raise InvalidInput("there is no pair to draw: a text without words was explained")
     with mpl.rc_context({"font.family": _fonts(shown), "svg.fonttype": "path"}):
-        figure = Figure(dpi=200)
+        figure = NotebookFigure(dpi=200)
         (_heatmap if kind == "heatmap" else _connections)(figure, shown)
         if path is not None:
             figure.savefig(path)

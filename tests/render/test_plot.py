@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,13 @@ def test_mistakes_are_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r'pip install "rag-explain\[plot\]"'):
         explain().plot()
+
+
+def test_a_notebook_shows_the_figure_and_not_its_name() -> None:
+    figure = explain().plot()
+    image, metadata = figure._repr_png_()  # type: ignore[attr-defined]
+    assert image.startswith(b"\x89PNG")
+    width = int.from_bytes(image[16:20], "big")
+    assert width == 2 * metadata["width"] == 6.75 * 200
+    copy = pickle.loads(pickle.dumps(figure))
+    assert copy._repr_png_()[0].startswith(b"\x89PNG")
