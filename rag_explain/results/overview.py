@@ -153,7 +153,7 @@ def _first(hits: Sequence[Hit], shown: Sequence[Explanation | None], silent: Seq
     because, named = _because(leader, second, lead, hits[1].id, silent)
     margin = ", ".join(f"“{word}” {value:+.4f}" for word, value in named)
     rest = _no_word(leader) - _no_word(second)
-    told = f"{lead:.4f} ahead of {hits[1].id}; of that {margin and f'{margin}, '}no word {rest:+.4f}"
+    told = f"{lead:.4f} ahead of {hits[1].id}; of that {margin and f'{margin}, '}no query word {rest:+.4f}"
     return f"{name} {came} {because}; {met}.", told
 
 
@@ -172,7 +172,7 @@ def _because(
         # One word may carry that much and not be named: where nothing speaks to it.
         is_many = float(leads.max(initial=0.0)) < _MOST * lead
         many = "by many small differences" if is_many else "by words that nothing here speaks to"
-        return "mostly by what no word carries" if is_rest else many, named
+        return "mostly by what no word of the query carries" if is_rest else many, named
     here, there = list(_meetings(leader)), list(_meetings(second))
     met = dict.fromkeys(_met(leader.query_tokens[i], here[i], there[i], other) for i in chosen)
     return f"{'' if carried[len(chosen) - 1] >= _ALL else 'mostly '}because {_listed(list(met))}", named

@@ -155,7 +155,7 @@ def is_focused(page: Any, text: str) -> None:
 
 
 def test_the_trust_line_is_there_where_there_is_doubt_and_only_there(show: Open) -> None:
-    doubted = explain()
+    doubted = explain(document=DOCUMENT.replace("cannot", "must"))  # nothing is negated beside its strongest word
     quiet = replace(doubted, matrix=doubted.matrix / 2, score=doubted.score / 2)
     expect(show(doubted.to_html()).locator(".trust")).to_have_text(sentences.trust(doubted))
     expect(show(quiet.to_html()).locator(".trust")).to_have_count(0)
@@ -226,6 +226,8 @@ def test_alignments_show_the_cosine_of_a_pair_beside_what_it_carries(show: Open)
 @looks
 def test_everything_works_from_the_keyboard(show: Open, look: dict[str, Any]) -> None:
     page = show(explain(document=f"{DOCUMENT}\n\n{OTHER}").to_html(), **look)
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Copy as Markdown")
     page.keyboard.press("Tab")
     expect(page.locator(":focus")).to_have_text(re.compile("^How"))
     expect(caption(page)).to_have_text("Pairs of “How”")

@@ -68,7 +68,7 @@ FIRST = pair("a sluggish notebook", {("slow", "sluggish"): 0.3, ("laptop", "note
 def test_the_first_came_first_because_of_the_words_that_carry_its_lead() -> None:
     found = of(FIRST, pair("a fast battery", {("slow", "fast"): 0.05, ("laptop", "battery"): 0.04, ("my", "a"): 0.02}))
     assert found.reason == "a came first because “slow” met sluggish and “laptop” met notebook; no word in common."
-    assert found.margin == "0.4000 ahead of b; of that “slow” +0.2500, “laptop” +0.1600, no word +0.0000"
+    assert found.margin == "0.4000 ahead of b; of that “slow” +0.2500, “laptop” +0.1600, no query word +0.0000"
 
 
 def test_a_word_that_both_hits_met_alike_is_no_reason() -> None:
@@ -89,8 +89,8 @@ def test_a_lead_that_no_word_carries_is_said_so() -> None:
     """The naive sentence says that slow met sluggish, in a hit that came first for its biases."""
     first = pair("a sluggish one", {("slow", "sluggish"): 0.2}, rest=0.3)
     found = of(first, pair("a lazy one", {("slow", "lazy"): 0.19}))
-    assert found.reason == "a came first mostly by what no word carries; no word in common."
-    assert found.margin.endswith("no word +0.3000")
+    assert found.reason == "a came first mostly by what no word of the query carries; no word in common."
+    assert found.margin.endswith("no query word +0.3000")
 
 
 def test_a_lead_in_many_words_names_none() -> None:
@@ -277,7 +277,7 @@ def test_the_grid_shows_the_words_that_carry_most_and_sums_the_others() -> None:
     assert found.columns(1) == (3,)
     lines = str(found).splitlines()
     (head,) = [line for line in lines if "score" in line]
-    assert head.split() == ["score", "laptop", "slow", "other", "words", "no", "word"]
+    assert head.split() == ["score", "laptop", "slow", "other", "words", "no", "query", "word"]
     assert lines[-1].split() == ["2", "b", "0.1100", "battery", "+0.04", "fast", "+0.05", "+0.0000", "+0.0200"]
     assert "sluggish" in draw_notebook(view_of(found))
 

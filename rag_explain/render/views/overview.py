@@ -36,7 +36,7 @@ def grid(overview: Overview, columns: int = _COLUMNS) -> tuple[Grid, ...]:
     rows = tuple(_row(row, chosen, has_others) for row in overview.rows)
     if not any(row.cells for row in rows):
         return ()
-    more = ("other words", "no word")[0 if has_others else 1 :] if any(row.more for row in rows) else ()
+    more = ("other words", "no query word")[0 if has_others else 1 :] if any(row.more for row in rows) else ()
     scale = max(abs(cell.value) for row in rows for cell in row.cells)
     rows = _parted(_with_bars(rows, overview), background([row.standing for row in overview.rows]))
     return (Grid(tuple(one_line(overview.words[i], _WORD) for i in chosen), more, rows, scale),)
