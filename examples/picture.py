@@ -21,7 +21,6 @@ from rag_explain.faiss import FaissRetriever
 from rag_explain.retrieval.hybrid import HybridRetriever
 
 SLOW, BEES = "my laptop is slow", "How do bees find their way home?"
-NOTEBOOK = "Your notebook has become sluggish and takes long to start."
 POLICY = (
     "# Refunds at Acme Corp\n\nCustomers get their money back within thirty days. Shipping is not paid back. "
     "Write to the shop where you bought it."
@@ -53,7 +52,7 @@ def main() -> int:
 
 def written(explainer: Explainer, folder: Path) -> dict[str, Path]:
     """The page of every answer, by its name."""
-    texts = {one["id"]: one["text"] for one in corpus()} | {"laptop-slow": NOTEBOOK}
+    texts = {one["id"]: one["text"] for one in corpus()}
     retriever = FaissRetriever.from_texts(list(texts.values()), explainer, ids=list(texts))
     retriever.calibrate()
     hits = retriever.search(SLOW, k=5).load("what_if")
