@@ -154,7 +154,7 @@ def test_a_locale_of_ascii_and_a_full_disk_end_in_words() -> None:
     assert shown.returncode == 0, shown.stderr
     assert b"na?ve caf?" in shown.stdout
     assert b"===" in shown.stdout  # bars
-    assert b"share of sum |pairs|" in shown.stdout
+    assert b"sum of all |pairs|" in shown.stdout
     command = [sys.executable, "-m", "rag_explain", "demo", "-k", "1"]
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         failed = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
