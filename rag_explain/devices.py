@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from importlib.metadata import version
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeVar, cast
 from weakref import WeakSet
@@ -85,11 +86,11 @@ def missing(name: str) -> str | None:
         device = torch.device(name)
         module = torch.get_device_module(device)
     except (RuntimeError, TypeError):
-        return f"torch {torch.__version__} knows no device of that name: use cpu, cuda, mps or xpu"
+        return f"torch {version('torch')} knows no device of that name: use cpu, cuda, mps or xpu"
     if device.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} was built without CUDA: install the build for your card, see pytorch.org"
+        return f"torch {version('torch')} was built without CUDA: install the build for your card, see pytorch.org"
     if not getattr(module, "is_available", lambda: True)():
-        return f"torch {torch.__version__} can compute there and finds no such device: look for a card and its driver"
+        return f"torch {version('torch')} can compute there and finds no such device: look for a card and its driver"
     count = getattr(module, "device_count", lambda: 1)()
     if device.type != "cpu" and (device.index or 0) >= count:
         return f"this machine has {count} of them, counted from 0"

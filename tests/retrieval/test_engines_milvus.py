@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tenacity
 
 from rag_explain.results.metric import UNKNOWN, Metric
 from rag_explain.retrieval import Engine, Kept, Place, engine_of
@@ -84,6 +85,20 @@ def test_the_metrics_of_milvus_are_those_of_its_scores(client: Any, name: str, m
     assert known(client, collection).metric == Metric(metric)
 
 
+def loaded_again(client: Any, collection: str) -> None:
+    """With its index: Milvus Lite writes that in the background, and refuses one that is not written to its end."""
+    unwritten = pytest.importorskip("pymilvus").MilvusException
+    client.release_collection(collection)
+    for attempt in tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(unwritten),
+        stop=tenacity.stop_after_attempt(100),
+        wait=tenacity.wait_fixed(0.1),
+        reraise=True,
+    ):
+        with attempt:
+            client.load_collection(collection)
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "is_exact"),
     [
@@ -99,8 +114,7 @@ def test_scores_of_coded_vectors_are_estimates_and_the_vectors_are_kept(
 ) -> None:
     collection = filled(client, "IP", kind, **options)
     client.flush(collection)  # until then rows are compared as they are
-    client.release_collection(collection)
-    client.load_collection(collection)
+    loaded_again(client, collection)
     own = dict(zip(IDS, VECTORS @ VECTORS[0], strict=True))
     off = max(abs(score - own[name]) for name, score in scores(client, collection).items())
     engine = known(client, collection)
